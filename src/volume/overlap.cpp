@@ -38,9 +38,11 @@ Result<Found> read_all(const StripeFiles& files, const StripeFiles::Presence& pr
 }
 
 bool is_complete(const Found& found) {
+  const std::optional<Descriptor>& first = found.front();
+  if (!first) return false;
   std::set<unsigned> members;
-  for (const auto& descriptor : found) {
-    if (!descriptor || descriptor->id != found.front()->id) return false;
+  for (const std::optional<Descriptor>& descriptor : found) {
+    if (!descriptor || descriptor->id != first->id) return false;
     members.insert(descriptor->member);
   }
   return members.size() == found.size();
