@@ -247,11 +247,13 @@ class Checkpointer:
 
     def _join(self) -> None:
         """Wait for the async_save before, and those of others of this process into the directory."""
-        pending, self._pending = self._pending, None
+        pending = self._pending
+        error = None
         if pending is not None and self._saving_process == os.getpid():  # else it runs in the parent
             error = pending.exception()
-            if error is not None:
-                raise error
+        self._pending = None  # only now: an interrupt may have ended the wait
+        if error is not None:
+            raise error
         running_saves.await_others(self._path)
 
     def _begin(self, step: int, call: str) -> "_Save":
