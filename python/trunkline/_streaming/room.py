@@ -9,14 +9,6 @@ from trunkline._errors import Error
 from trunkline._streaming.location import PackLocation
 
 
-class NoRoom(Error):
-    """The filesystem that a pack would be written to has too little free space."""
-
-
-NoRoom.__name__ = NoRoom.__qualname__ = Error.__name__  # users know it as an Error of ENOSPC
-NoRoom.__module__ = Error.__module__
-
-
 @dataclass(frozen=True)
 class Room:
     """The bytes that a pack needs in a filesystem, and those that are free there."""
@@ -45,12 +37,12 @@ def rooms_of(location: PackLocation, nbytes: int) -> list[Room]:
 
 
 def check_room(location: PackLocation, nbytes: int, model: str) -> list[Room]:
-    """Return rooms_of(). Raises NoRoom where a filesystem has too little free space."""
+    """Return rooms_of(). Raises Error with ENOSPC where a filesystem has too little free space."""
     rooms = rooms_of(location, nbytes)
     for room in rooms:
         if room.needed > room.free:
             where = ", ".join(map(str, room.directories))
-            raise NoRoom(
+            raise Error(
                 errno.ENOSPC,
                 f"cannot make a pack of {model}: it needs {room.needed} bytes ({room.needed / 1e9:.3g} GB) "
                 f"in {where}, where {room.free} bytes ({room.free / 1e9:.3g} GB) are free; choose another "

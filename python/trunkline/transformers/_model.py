@@ -1,5 +1,6 @@
 """Models larger than memory: trunkline.transformers.from_pretrained."""
 
+import errno
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from transformers import PreTrainedModel
 
 from trunkline import _core
 from trunkline._core import File, WeightStream, parse_size
-from trunkline._errors import reword
+from trunkline._errors import Error, reword
 from trunkline._formats.safetensors.loader import Header
 from trunkline._logging import Log
 from trunkline._modes import independent_of_modes
@@ -24,7 +25,6 @@ from trunkline._streaming.bound_unit import UnitMemory, advised
 from trunkline._streaming.location import PackLocation
 from trunkline._streaming.manifest import SourceFile
 from trunkline._streaming.offloaded import OffloadedWeight, StateGuard
-from trunkline._streaming.room import NoRoom
 from trunkline._streaming.stored import FileTensor
 from trunkline._streaming.streaming import Streaming, streaming_of
 from trunkline._streaming.weight_hooks import MatchStockMatmul, WeightHooks
@@ -161,7 +161,7 @@ def _open_in_place(checkpoint: Checkpoint) -> _OpenedWeights:
 def _open_pack(
     checkpoint: Checkpoint, memory: Memory, location: PackLocation | None, why: str
 ) -> _OpenedWeights:
-    """Open the pack, which is made unless it exists. Raises NoRoom."""
+    """Open the pack, which is made unless it exists. Raises Error with ENOSPC."""
     _log.info("%s: the weights are read from a pack: %s", checkpoint.folder, why)
     if location is None:
         location = default_location(checkpoint)
@@ -187,8 +187,8 @@ def _open_weights(checkpoint: Checkpoint, memory: Memory, wanted: WantedPack) ->
     if why is not None:
         try:
             return _open_pack(checkpoint, memory, wanted.location, why)
-        except NoRoom as error:
-            if wanted.is_explicit:
+        except Error as error:
+            if error.errno != errno.ENOSPC or wanted.is_explicit:
                 raise
             reason = checkpoint.why_not_in_place()
             if reason is not None:
