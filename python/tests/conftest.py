@@ -50,6 +50,12 @@ def _cache_of_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["TRUNKLINE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
+@pytest.fixture
+def faults() -> tl.Faults:
+    """What a test lets go wrong, or holds, in an engine that it makes."""
+    return tl.Faults()
+
+
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
     """Each backend's name; skips those that this machine refuses."""

@@ -15,11 +15,6 @@ import trunkline as tl
 
 
 @pytest.fixture
-def faults() -> tl.Faults:
-    return tl.Faults()
-
-
-@pytest.fixture
 def file(faults: tl.Faults, tmp_path: Path) -> Iterator[tl.File]:
     with (
         tl.Engine(faults=faults, block_bytes=4096, queue_depth=2, lanes=1) as engine,

@@ -36,11 +36,6 @@ def assert_version(found: dict[str, torch.Tensor], version: int) -> None:
         assert torch.equal(found[name], expected), name
 
 
-@pytest.fixture
-def faults() -> tl.Faults:
-    return tl.Faults()
-
-
 Begin = Callable[[dict[str, torch.Tensor], Path, tl.Engine, "str | None"], tl.SaveHandle]
 
 

@@ -12,11 +12,6 @@ import trunkline as tl
 
 
 @pytest.fixture
-def faults() -> tl.Faults:
-    return tl.Faults()
-
-
-@pytest.fixture
 def file(new_engine: Callable[..., tl.Engine], faults: tl.Faults, tmp_path: Path) -> Iterator[tl.File]:
     engine = new_engine(faults=faults, block_bytes=4096, queue_depth=2, lanes=1)
     with engine, tl.open(tmp_path / "file", "w", engine=engine) as opened:

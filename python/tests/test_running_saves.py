@@ -16,11 +16,6 @@ from trunkline._checkpoint_tools.importing import import_checkpoint
 
 
 @pytest.fixture
-def faults() -> tl.Faults:
-    return tl.Faults()
-
-
-@pytest.fixture
 def engine(faults: tl.Faults) -> Iterator[tl.Engine]:
     with tl.Engine("threads", faults=faults) as made:
         yield made

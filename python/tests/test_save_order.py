@@ -18,11 +18,6 @@ ALL = 1 << 40  # commands
 
 
 @pytest.fixture
-def faults() -> tl.Faults:
-    return tl.Faults()
-
-
-@pytest.fixture
 def engine(faults: tl.Faults) -> Iterator[tl.Engine]:
     with tl.Engine("threads", faults=faults) as made:
         yield made
