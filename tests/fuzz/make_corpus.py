@@ -56,6 +56,18 @@ def safetensors(header: dict[str, object], data_bytes: int) -> bytes:
     return data_bytes.to_bytes(2, "little") + compact(header)
 
 
+def safetensors_checksums(chunks: list[bytes], chunk_bytes: int) -> bytes:
+    """As the target wants it: the size of the data in two bytes, then the entry for the target's head."""
+    before, after = b'12345678{"__metadata__":{"trunkline.crc32c":"', b'"}}        '
+    head_bytes = len(before) + 33 + 8 * (1 + len(chunks)) + len(after)
+    fixed = f"{chunk_bytes:013d} {head_bytes:09d} "
+    fixed += checksum(fixed.encode()) + " "
+    of_chunks = "".join(map(checksum, chunks))
+    blank = before + fixed.encode() + b"0" * (8 * (1 + len(chunks))) + after
+    entry = fixed + checksum(blank) + of_chunks
+    return sum(map(len, chunks)).to_bytes(2, "little") + entry.encode()
+
+
 def home(body: bytes, version: int = 2) -> bytes:
     return f"trunkline home {version} crc32c={checksum(body)}\n".encode() + body
 
@@ -139,6 +151,11 @@ SEEDS: dict[str, dict[str, bytes]] = {
             },
             12,
         ),
+    },
+    "safetensors_checksums": {
+        "two": safetensors_checksums([b"abcd", b"ef"], 4),
+        "none": safetensors_checksums([], 1 << 20),
+        "too-few": safetensors_checksums([b"abcdefgh"], 4),
     },
     "stripe_descriptor": {
         "valid": compact(STRIPE | {"stripe_bytes": 1 << 20}),
