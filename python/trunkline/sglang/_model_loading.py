@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ from trunkline._logging import Log
 from trunkline._streaming import manifest as pack_manifest
 from trunkline._streaming import pack as packs
 from trunkline._streaming.bound_unit import UnitMemory
-from trunkline._streaming.layers import Unit, cut_layers
+from trunkline._streaming.layers import Unit, Weight, cut_layers
 from trunkline._streaming.layout import lay_out
 from trunkline._streaming.location import PackLocation
 from trunkline._streaming.manifest import Manifest, Recipe
 from trunkline._streaming.memory import budget_argument
+from trunkline._streaming.pack_cache import BESIDE
 from trunkline._streaming.roofline import Sizes
 from trunkline._streaming.source import Source
 from trunkline._streaming.stored import FileTensor
@@ -34,7 +36,6 @@ from trunkline.sglang._settings import VARIABLE, Settings
 
 _log = Log("stream")
 
-_DIRECTORY = "trunkline-pack"
 _LAYERS = "layers"  # the name of the list of layers in packs
 
 
@@ -59,8 +60,8 @@ def load_streamed(original: Any, runner: Any, settings: Settings) -> Any:
     check_options(runner)
     place = _place_of(runner, settings)
     known = packs.find(place.location, place.headers, place.recipe)
-    with LoadingMemory(place.location.directories[0]) as memory:
-        layers = _layers_class()(None if known is not None else memory, settings.unit_bytes)
+    with nullcontext() if known is not None else LoadingMemory(place.location.directories[0]) as memory:
+        layers = _layers_class()(memory, settings.unit_bytes)
         set_offloader(layers)
         result = original(runner)
         if not layers.all:
@@ -89,7 +90,7 @@ def _place_of(runner: Any, settings: Settings) -> _Place:
             str(folder),
         )
     name = f"sglang-rank{parallel.tp_rank}of{parallel.tp_size}"
-    roots = settings.volumes or (settings.pack_dir or str(folder / _DIRECTORY),)
+    roots = settings.volumes or (settings.pack_dir or str(folder / BESIDE),)
     dtype = str(config.dtype).removeprefix("torch.")
     digest = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
     unit = f" in units of {settings.unit_bytes}" if settings.unit_bytes else ""
@@ -120,11 +121,13 @@ def _layers_class() -> Any:
                 raise Unsupported(None, f"the model has several lists of layers; unset {VARIABLE}")
             for layer in all_modules_generator:
                 self.all.append(layer)
-                for weight in _weights_of(cut_layers(_LAYERS, [layer], _own(layer), self._unit_bytes)):
+                for _weight, parameter in _weights_of(
+                    cut_layers(_LAYERS, [layer], _own(layer), self._unit_bytes)
+                ):
                     if self._memory is None:
-                        _skip_loading(weight)
+                        _skip_loading(parameter)
                     else:
-                        weight.data = self._memory.empty_like(weight.data)
+                        parameter.data = self._memory.empty_like(parameter.data)
             streamable = {key for layer in self.all for key in _own(layer)}
             self.units = cut_layers(_LAYERS, self.all, streamable, self._unit_bytes)
             return self.all
@@ -136,13 +139,14 @@ def _own(layer: nn.Module) -> set[int]:
     return {id(parameter) for parameter in layer.parameters()}
 
 
-def _weights_of(units: Iterable[Unit]) -> Iterator[nn.Parameter]:
+def _weights_of(units: Iterable[Unit]) -> Iterator[tuple[Weight, nn.Parameter]]:
+    """Yield the streamed weights in their order, each with its present parameter."""
     for unit in units:
         for part in unit.parts:
             for weight in part.weights:
                 parameter = part.module._parameters[weight.name]
                 assert parameter is not None
-                yield parameter
+                yield weight, parameter
 
 
 def _skip_loading(weight: nn.Parameter) -> None:
@@ -161,15 +165,8 @@ def _wanted(layers: Any) -> list[FileTensor]:
     """Return the weights as they are after loading, in their order."""
     return [
         FileTensor(weight.path, 0, 0, parameter.dtype, tuple(parameter.shape))
-        for (_, weight), parameter in zip(_named(layers), _weights_of(layers.units), strict=True)
+        for weight, parameter in _weights_of(layers.units)
     ]
-
-
-def _named(layers: Any) -> Iterator[tuple[nn.Module, Any]]:
-    for unit in layers.units:
-        for part in unit.parts:
-            for weight in part.weights:
-                yield part.module, weight
 
 
 def _make(place: _Place, layers: Any) -> Manifest:
@@ -178,8 +175,8 @@ def _make(place: _Place, layers: Any) -> Manifest:
     before = packs.file_versions(place.headers)
 
     def contents() -> Iterator[tuple[str, torch.Tensor]]:
-        for stored, parameter in zip(layout.tensors, _weights_of(layers.units), strict=True):
-            yield stored.name, parameter.data
+        for weight, parameter in _weights_of(layers.units):
+            yield weight.path, parameter.data
 
     with place.location.lock():
         source = Source(place.headers)
@@ -199,7 +196,7 @@ def _stream(runner: Any, place: _Place, layers: Any, manifest: Manifest, budget:
             f"{place.location.directories[0] / pack_manifest.NAME} to rebuild it",
             str(place.location.directories[0]),
         )
-    streamed = {id(parameter) for parameter in _weights_of(layers.units)}
+    streamed = {id(parameter) for _, parameter in _weights_of(layers.units)}
     resident = sum(each.nbytes for each in model.parameters() if id(each) not in streamed)
     sizes = Sizes(
         resident,
