@@ -195,7 +195,6 @@ def _open_weights(checkpoint: Checkpoint, memory: Memory, wanted: WantedPack) ->
                 reword(error, f"{error}; this model cannot be read in place: {reason}")
                 raise
             _log.warn("%s; the files are read in place instead", error)
-    plan_placement(memory, checkpoint, {name: checkpoint.weights.stored[name] for name in checkpoint.order})
     return _open_in_place(checkpoint)
 
 
