@@ -12,7 +12,7 @@ from trunkline._errors import Unsupported, exception_of
 from trunkline._export.lazy_state import LazyState
 from trunkline._formats.checkpoint_names import DESCRIPTOR, is_manifest, step_of
 from trunkline._formats.dcp_names import MANIFEST, is_rank_manifest_name, is_torch_name
-from trunkline.checkpoint.directory.running_saves import await_saves_at
+from trunkline.checkpoint.directory.running_saves import await_saves_at, directories_of
 from trunkline.checkpoint.directory.stored_step import open_step
 from trunkline.checkpoint.load import awaited_path
 from trunkline.checkpoint.save_order import await_saves_of
@@ -51,8 +51,8 @@ def _await_saves(path: str) -> None:
     await_saves_at(path)
     of_dcp = sys.modules.get("trunkline.dcp.running_saves")  # it needs torch
     if of_dcp is not None:
-        for directory in (path, os.path.dirname(os.path.abspath(path))):  # noqa: PTH120, PTH100 - or of a step
-            of_dcp.await_others(Path(directory))
+        for directory in directories_of(path):
+            of_dcp.await_saves_into(directory)
 
 
 def _kind_of(path: str, names: list[str]) -> Kind:

@@ -201,7 +201,7 @@ class Checkpointer:
         """
         found = run_directory.latest_of(self._path)
         if found is None:
-            running_saves.await_others(self._path)
+            running_saves.await_saves_into(self._path)
             found = run_directory.latest_of(self._path)
         return found
 
@@ -254,7 +254,7 @@ class Checkpointer:
         self._pending = None  # only now: an interrupt may have ended the wait
         if error is not None:
             raise error
-        running_saves.await_others(self._path)
+        running_saves.await_saves_into(self._path)
 
     def _begin(self, step: int, call: str) -> "_Save":
         """Lock the directory on rank 0, and check that the run continues."""

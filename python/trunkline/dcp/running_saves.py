@@ -34,7 +34,7 @@ def see(save: "Future[None]") -> None:
         _unseen.pop(save, None)
 
 
-def await_others(directory: Path) -> None:
+def await_saves_into(directory: "str | Path") -> None:
     """Wait for all saves into the directory, by any Checkpointer of this process; their errors are theirs."""
     into = os.path.realpath(directory)
     with _lock:

@@ -19,9 +19,13 @@ def await_saves_into(directory: str, but: object = None) -> None:
             handle._join()
 
 
+def directories_of(path: str) -> list[str]:
+    """Return the directories of checkpoints that `path` may lead into: itself, and that of a step."""
+    directory, name = os.path.split(os.path.abspath(path))  # noqa: PTH100
+    return [path] if step_of(name) is None else [path, directory]
+
+
 def await_saves_at(path: str) -> None:
     """Wait for saves of Checkpointers into the directory at `path`, or the one whose step is at `path`."""
-    await_saves_into(path)
-    directory, name = os.path.split(os.path.abspath(path))  # noqa: PTH100
-    if step_of(name) is not None:
+    for directory in directories_of(path):
         await_saves_into(directory)
