@@ -29,7 +29,7 @@ def cache_directory() -> Path:
 
 
 def packs_directory() -> Path:
-    """Return the directory of the packs, each in a folder of its own."""
+    """Return the directory of the packs, each in its own folder."""
     return cache_directory() / "packs"
 
 
