@@ -378,7 +378,7 @@ def test_a_limit_that_the_checkpointer_does_not_use(
     assert all(f"keep={keep}" in text for text in said)
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/step-00000006"])
+@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/step-00000006", "step-6"])
 def test_paths_of_our_checkpoints_resume_from_them(output: Path, name: str, reference: Any) -> None:
     trainer = new_trainer(tl.transformers.Trainer, output)
     steps = started_steps(trainer)
@@ -956,10 +956,9 @@ def test_ranks_that_do_not_know_of_each_other_are_refused(
 
 
 def test_what_it_cannot_do_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(tl.Unsupported, match="load_best_model_at_end"):
-        new_trainer(tl.transformers.Trainer, tmp_path, eval_strategy="steps", load_best_model_at_end=True)
-    with pytest.raises(tl.Unsupported, match="save_only_model"):
-        new_trainer(tl.transformers.Trainer, tmp_path, save_only_model=True)
+    with pytest.raises(tl.Unsupported, match="push_to_hub with a hub_strategy"):
+        new_trainer(tl.transformers.Trainer, tmp_path, push_to_hub=True, hub_strategy="every_save")
+    assert not tmp_path.joinpath("checkpoints").exists()
 
 
 def test_a_logger_that_uploads_checkpoints_is_refused(tmp_path: Path) -> None:
@@ -976,10 +975,21 @@ def test_a_logger_that_uploads_checkpoints_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("begins", ["when it is made", "later"])
 def test_checkpoints_are_not_uploaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: str) -> None:
-    monkeypatch.setattr(transformers.Trainer, "init_hf_repo", lambda *_, **__: None)  # asks the Hub
+    created: list[Any] = []
+    monkeypatch.setattr(transformers.Trainer, "init_hf_repo", lambda *_, **__: created.append(1))
     options = {} if begins == "later" else {"push_to_hub": True, "hub_strategy": "end"}
     with pytest.raises(tl.Unsupported, match=r"would upload the checkpoints .*out-checkpoints"):
         new_trainer(tl.transformers.Trainer, tmp_path / "out", **options).push_to_hub()
+    assert created == []
+    elsewhere = tl.Checkpointer(tmp_path / "elsewhere")
+    new_trainer(
+        tl.transformers.Trainer,
+        tmp_path / "out",
+        checkpointer=elsewhere,
+        push_to_hub=True,
+        hub_strategy="end",
+    )
+    assert created == [1]
 
 
 def test_resuming_from_the_newest_of_none_names_the_way_out(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ Needs the package transformers, version 5; the Trainer needs accelerate as well.
 
 from trunkline.transformers._model import from_pretrained
 from trunkline.transformers._packing import pack
+from trunkline.transformers._resume import get_last_checkpoint
 from trunkline.transformers._trainer import BackgroundCheckpoints, Trainer
 
-__all__ = ["BackgroundCheckpoints", "Trainer", "from_pretrained", "pack"]
+__all__ = ["BackgroundCheckpoints", "Trainer", "from_pretrained", "get_last_checkpoint", "pack"]

@@ -10,6 +10,7 @@ import json
 import operator
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ def plan_resume(checkpoint: Any, checkpointer: "Checkpointer", output_dir: str, 
     not say so clearly; ValueError for a directory of checkpoints that is not the Trainer's.
     """
     if isinstance(checkpoint, str | os.PathLike):
-        checkpoint = _of_path(os.fspath(checkpoint), checkpointer)
+        checkpoint = _of_path(os.fspath(checkpoint), checkpointer, output_dir)
     if checkpoint is None or checkpoint is False:
         if saves:
             _check_no_later_steps(checkpointer, "", start=0)
@@ -51,8 +52,31 @@ def plan_resume(checkpoint: Any, checkpointer: "Checkpointer", output_dir: str, 
     return operator.index(checkpoint)
 
 
-def _of_path(path: str, checkpointer: "Checkpointer") -> "str | int | bool":
-    """Resolve a path into the Trainer's checkpoints, or the digits of a step; keep other paths."""
+def get_last_checkpoint(output_dir: "str | os.PathLike[str]") -> str | None:
+    """Return the path of the last checkpoint of a Trainer in its output_dir, or None.
+
+    In place of transformers.trainer_utils.get_last_checkpoint, which finds only folders of stock Trainers:
+    this one finds the steps of tl.transformers.Trainer as well. If there are both, the one that was saved
+    last counts.
+    """
+    found: list[tuple[float, int, Path]] = [
+        (_saved_at(folder / _STOCK_STATE), step, folder)
+        for step, folder in _stock_folders(os.fspath(output_dir))
+    ]
+    for directory in (Path(output_dir) / "checkpoints", Path(output_dir)):
+        with suppress(OSError):  # there is no such directory
+            for folder in directory.iterdir():
+                step = step_of(folder.name)
+                if step is not None and (when := _committed_at(folder)):
+                    found.append((when, step, folder))
+    return str(max(found)[2]) if found else None
+
+
+def _of_path(path: str, checkpointer: "Checkpointer", output_dir: str) -> "str | int | bool":
+    """Resolve a path into the Trainer's checkpoints, or the digits of a step; keep other paths.
+
+    output_dir/step-N names step N, if nothing has that path.
+    """
     if re.fullmatch("[0-9]+", path) and not os.path.lexists(path):
         return int(path)  # from a command line
     given, ours = Path(path).resolve(), Path(checkpointer._absolute).resolve()
@@ -61,6 +85,10 @@ def _of_path(path: str, checkpointer: "Checkpointer") -> "str | int | bool":
     step = step_of(given.name)
     if step is not None and given.parent == ours:
         return step
+    if given.parent == Path(output_dir).resolve() and not os.path.lexists(path):
+        named = re.fullmatch(r"step-([0-9]+)", given.name)
+        if named and int(named[1]) in checkpointer.steps():
+            return int(named[1])
     if given.parent == ours:
         steps = ", ".join(map(str, checkpointer.steps())) or "there are none"
         raise exception_of(
@@ -145,7 +173,11 @@ def _saved_at(path: "str | Path") -> float:
 
 
 def _saved_at_step(checkpointer: "Checkpointer", step: int) -> float:
-    folder = Path(checkpointer._absolute) / step_name(step)
+    return _committed_at(Path(checkpointer._absolute) / step_name(step))
+
+
+def _committed_at(folder: Path) -> float:
+    """Return when the checkpoint in the folder of a step was committed; 0 if there is none."""
     try:
         manifests = [entry for entry in folder.iterdir() if is_manifest(entry.name)]
     except OSError:  # another process has removed the step
@@ -161,7 +193,8 @@ def _check_no_later_steps(checkpointer: "Checkpointer", how: str, start: int) ->
     raise _exists(
         f"cannot start training{how} at step {start}: {checkpointer._absolute} already holds the checkpoints "
         f"of {_shown(later)}, from which this training would not continue; to continue, pass "
-        "resume_from_checkpoint=True; to start over, use another output_dir, or "
+        "resume_from_checkpoint=True (the get_last_checkpoint of transformers finds only stock folders, that "
+        "of trunkline.transformers finds these); to start over, use another output_dir, or "
         "checkpointer=trunkline.Checkpointer(..., fresh=True), which moves them to a separate folder and "
         "deletes nothing",
         checkpointer._absolute,

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import transformers
 from transformers.trainer import TRAINER_STATE_NAME
@@ -20,6 +20,7 @@ from trunkline._warnings import caller, warn_without_failing
 from trunkline.checkpoint.directory.checkpointer import Checkpointer
 from trunkline.checkpoint.save import take_failures
 from trunkline.transformers._measurements import Measurements, keeps_best_of, warn_without_evaluation
+from trunkline.transformers._model_state import load_model_state, model_state
 from trunkline.transformers._preemption import agree_on_preemption, on_any_rank
 from trunkline.transformers._resume import INCOMPLETE, plan_resume
 from trunkline.transformers._uploads import find_upload
@@ -55,17 +56,20 @@ class BackgroundCheckpoints:
         """Accept the arguments of the Trainer, and `checkpointer`.
 
         checkpointer: None makes one in the folder `checkpoints` of args.output_dir, which keeps
-        args.save_total_limit checkpoints (None, 0 or less: all).
+        args.save_total_limit checkpoints (None, 0 or less: all) and, with load_best_model_at_end, the best.
 
-        Raises Unsupported for options that need the files of stock checkpoints: load_best_model_at_end,
-        pushing checkpoints to the Hub, save_only_model, FSDP, DeepSpeed; for enable_jit_checkpoint with
-        several ranks if this version of transformers implements it in an unknown way; and for
-        metric_for_best_model with a save_total_limit, which would remove the best checkpoint. Raises
-        ValueError for ranks of torchrun that form no process group, TypeError for a `checkpointer` of another
-        type. Warns (RuntimeWarning) of a save_total_limit that has no effect because `checkpointer` has its
-        own limit.
+        Raises Unsupported for options that need the files of stock checkpoints: pushing checkpoints to the
+        Hub, FSDP, DeepSpeed; for enable_jit_checkpoint with several ranks if this version of transformers
+        implements it in an unknown way; for load_best_model_at_end with a `checkpointer` that may remove the
+        best checkpoint; and, without load_best_model_at_end, for metric_for_best_model with a
+        save_total_limit, which would remove it. Nothing is created on the Hub before that. Raises ValueError
+        for ranks of torchrun that form no process group, TypeError for a `checkpointer` of another type.
+        Warns (RuntimeWarning) of a save_total_limit that has no effect because `checkpointer` has its own
+        limit.
         """
         _check_type(checkpointer)
+        self._given = checkpointer  # before the Trainer is made, which may call init_hf_repo()
+        self._working_directory = ""
         super().__init__(*args, **kwargs)
         trainer: Any = self
         # The directory that output_dir is relative to, even if the working directory changes later.
@@ -77,7 +81,7 @@ class BackgroundCheckpoints:
             if _saves(trainer.args):
                 warn_without_evaluation(checkpointer._context.rules, _name_of(trainer.args.eval_strategy))
         self.checkpointer = checkpointer or Checkpointer(
-            Path(trainer.args.output_dir) / "checkpoints", keep=_limit_of(trainer.args)
+            self._checkpoints_directory(), keep=_limit_of(trainer.args), keep_best=_best_to_keep(trainer.args)
         )
         self._measurements = Measurements(self.checkpointer._context.rules)
         if trainer.args.push_to_hub:
@@ -101,6 +105,7 @@ class BackgroundCheckpoints:
         """
         trainer: Any = self
         self._measurements.forget()
+        self._has_loaded_best = False
         self._await_earlier_saves()
         plan = self.checkpointer._agree(
             lambda: plan_resume(
@@ -119,7 +124,22 @@ class BackgroundCheckpoints:
                 last._join()  # if that fails too, the next train() warns of it, or the process at its exit
             raise
         self.checkpointer.wait()
+        self._load_best()
         return result
+
+    def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
+        """Create the repository on the Hub, unless this Trainer is going to be rejected."""
+        trainer: Any = self
+        _check_supported(trainer)
+        self._check_no_upload()
+        super().init_hf_repo(*args, **kwargs)  # type: ignore[misc]
+
+    def _checkpoints_directory(self) -> str:
+        """Return the directory of the Checkpointer, also before that is made."""
+        trainer: Any = self
+        if self._given is not None:
+            return self._given._absolute
+        return os.path.join(self._working_directory, trainer.args.output_dir, "checkpoints")  # noqa: PTH118
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
         """Upload output_dir as the Trainer does.
@@ -132,7 +152,7 @@ class BackgroundCheckpoints:
     def _check_no_upload(self) -> None:
         trainer: Any = self
         output = os.path.realpath(os.path.join(self._working_directory, trainer.args.output_dir))  # noqa: PTH118
-        checkpoints = os.path.realpath(self.checkpointer._absolute)
+        checkpoints = os.path.realpath(self._checkpoints_directory())
         if os.path.commonpath([output, checkpoints]) == output:
             raise Unsupported(
                 None,
@@ -218,12 +238,10 @@ class BackgroundCheckpoints:
             for path in Path(folder).glob(f"*/{TRAINER_STATE_NAME}"):
                 trainer.state.save_to_json(os.fspath(path))
             files = {path.name: path.read_bytes() for path in Path(folder).glob("*/*")}
-        state = {
-            "model": trainer.model.state_dict(),
-            "optimizer": trainer.optimizer.state_dict(),
-            "scheduler": trainer.lr_scheduler.state_dict(),
-            "files": _of_all_ranks(files),
-        }
+        state = {**model_state(trainer.model), "files": _of_all_ranks(files)}
+        if not trainer.args.save_only_model:
+            state["optimizer"] = trainer.optimizer.state_dict()
+            state["scheduler"] = trainer.lr_scheduler.state_dict()
         stock = Path(trainer._get_output_dir(trial)) / f"checkpoint-{trainer.state.global_step}"
         # Created by enable_jit_checkpoint for its stock checkpoint; a stock Trainer's must stay.
         preempted = trainer.args.enable_jit_checkpoint and (stock / INCOMPLETE).exists()
@@ -297,11 +315,33 @@ class BackgroundCheckpoints:
             super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
             return
         trainer: Any = self
-        (trainer.model if model is None else model).load_state_dict(self._resumed.pop("model"))
+        target = trainer.model if model is None else model
+        load_model_state(target, self._resumed, self.checkpointer._absolute)
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        self._load_best()  # before on_train_end of callbacks, as the Trainer does
+        return super()._finalize_training(*args, **kwargs)  # type: ignore[misc]
+
+    def _load_best(self) -> None:
+        """Load the weights of the best checkpoint at the end of a training (load_best_model_at_end)."""
+        trainer: Any = self
+        step = trainer.state.best_global_step
+        if self._has_loaded_best or not trainer.args.load_best_model_at_end or not step:
+            return
+        self._has_loaded_best = True
+        self.checkpointer.wait()
+        if step not in self.checkpointer.steps():  # evaluated, but not saved
+            text = f"load_best_model_at_end: the best step, {step}, has no checkpoint; the last weights stay"
+            warn_without_failing(text, caller())
+            return
+        state = self.checkpointer.load(step, keys=_is_of_model)
+        load_model_state(trainer.model, {"model": {}, **state}, self.checkpointer._absolute)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if self._resumed is None:
             super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+            return
+        if "optimizer" not in self._resumed:  # save_only_model
             return
         trainer: Any = self
         optimizer = self._resumed["optimizer"]
@@ -366,6 +406,9 @@ def _check_best_is_kept(args: Any, checkpointer: Checkpointer | None) -> None:
     ):  # "best": the last is the best
         return
     metric = f"metric_for_best_model={args.metric_for_best_model!r}"
+    if args.load_best_model_at_end:
+        _check_keeps_best(args, metric, checkpointer)
+        return
     if checkpointer is None and _limit_of(args) is not None:
         raise Unsupported(
             None,
@@ -386,10 +429,47 @@ def _check_best_is_kept(args: Any, checkpointer: Checkpointer | None) -> None:
         )
 
 
+def _check_keeps_best(args: Any, metric: str, checkpointer: Checkpointer | None) -> None:
+    """Raise Unsupported for a Checkpointer that may remove the checkpoint to be loaded at the end."""
+    if checkpointer is None or checkpointer._context.keep is None:
+        return
+    if keeps_best_of(checkpointer._context.rules, args.metric_for_best_model):
+        return
+    raise Unsupported(
+        None,
+        f"load_best_model_at_end with {metric}: the Checkpointer keeps only the last checkpoints "
+        f"(keep={checkpointer._context.keep}), and may remove the best one before the end; pass "
+        f"keep_best={_best_of(args)!r} to it, or keep=None",
+    )
+
+
+def _best_to_keep(args: Any) -> "tuple[str, Literal['min', 'max'], int] | None":
+    """Return keep_best of the Checkpointer that a Trainer makes itself."""
+    wants_best = args.load_best_model_at_end and _limit_of(args) is not None
+    return _best_of(args) if wants_best and _strategy_of(args) != "best" else None
+
+
+def _best_of(args: Any) -> "tuple[str, Literal['min', 'max'], int]":
+    metric = args.metric_for_best_model
+    named = metric if metric.startswith("eval_") else f"eval_{metric}"
+    return named, "max" if args.greater_is_better else "min", 1
+
+
+def _is_of_model(name: str) -> bool:
+    return name.partition(".")[0] in ("model", "adapters")
+
+
 def _check_is_of_trainer(state: Any, step: int, directory: str) -> None:
     """Raise Format for a state that was not saved by a Trainer."""
     needed = ("model", "optimizer", "scheduler", "files")
     missing = [key for key in needed if not isinstance(state, dict) or key not in state]
+    if missing == ["optimizer", "scheduler"]:
+        text = (
+            f"{directory}: the checkpoint was saved with save_only_model; the optimizer, the schedule of the "
+            "learning rate and random numbers start over"
+        )
+        warn_without_failing(text, caller())
+        return
     if not missing:
         return
     which = "the newest checkpoint" if step is True else f"step {step}"
@@ -424,12 +504,10 @@ def _check_supported(trainer: Any) -> None:
             "TrainingArguments"
         )
     unsupported = {
-        "load_best_model_at_end": args.load_best_model_at_end,
         "push_to_hub with a hub_strategy that pushes checkpoints": args.push_to_hub
         and args.hub_strategy != "end",
         "FSDP": trainer.is_fsdp_enabled,
         "DeepSpeed": trainer.is_deepspeed_enabled,
-        "save_only_model": args.save_only_model,
     }
     upload = find_upload(trainer.callback_handler.callbacks)
     if upload is not None:
