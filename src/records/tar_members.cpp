@@ -186,12 +186,12 @@ Result<std::optional<TarMember>> TarMembers::next() {
       if (offset_ != 0)
         return std::unexpected(error_at(ErrorKind::corrupt, "a header contradicts its checksum"));
       const bool gzip = block.starts_with("\x1f\x8b");
-      return std::unexpected(error_at(gzip ? ErrorKind::unsupported : ErrorKind::format,
-                                      gzip
-                                          ? "the archive is compressed by gzip, which random access does not "
-                                            "allow; decompress it"
-                                          : "not a tar archive, or damaged: the first header contradicts its "
-                                            "checksum"));
+      return std::unexpected(
+          error_at(gzip ? ErrorKind::unsupported : ErrorKind::format,
+                   gzip ? "the archive is compressed by gzip, which random access does not "
+                          "allow; decompress it"
+                        : "not a tar archive, or a damaged one, which must be copied or written "
+                          "again: the first header contradicts its checksum"));
     }
     const char type = block[kType];
     const auto own_bytes = number_of(field(block, kSize));
