@@ -19,6 +19,7 @@ from trunkline._streaming import manifest as pack_manifest
 from trunkline._streaming import pack
 from trunkline._streaming import stored as stored_tensors
 from trunkline._streaming.location import PackLocation
+from trunkline._streaming.memory import machine_memory
 from trunkline._streaming.stored import FileTensor
 from trunkline._streaming.streaming import Streaming, streaming_of
 from trunkline._tensor_io.memory import Device, empty_bytes
@@ -85,6 +86,11 @@ def from_pretrained(
     unit = None if unit_bytes is None else parse_size(unit_bytes, "unit_bytes")
     if unit == 0:
         raise ValueError("unit_bytes: must be at least 1")
+    if unit is not None and unit > machine_memory():
+        raise ValueError(
+            f"unit_bytes: must not exceed the memory of this machine ({machine_memory() / 1e9:.1f} GB), not "
+            f"{unit_bytes!r}"
+        )
     must_pack = "pack_dir or volumes is given" if pack_dir is not None or volumes is not None else None
     with span("stream", "from_pretrained", str(folder)):
         return _load(folder, memory, location, must_pack, dtype, unit)
