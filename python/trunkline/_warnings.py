@@ -5,7 +5,7 @@ import warnings
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-_PACKAGE = __name__.partition(".")[0]
+_PASSED_OVER = (__name__.partition(".")[0], "importlib", "_frozen_importlib", "_frozen_importlib_external")
 
 
 class Caller(NamedTuple):
@@ -22,7 +22,7 @@ class Caller(NamedTuple):
 
 
 def caller() -> Caller:
-    """Return the innermost line outside of this package that led to this call."""
+    """Return the innermost line outside of this package, and of the import of it, that led to this call."""
     frame = sys._getframe(1)
     while _is_ours(frame.f_globals.get("__name__")) and frame.f_back is not None:
         frame = frame.f_back
@@ -32,7 +32,7 @@ def caller() -> Caller:
 
 
 def _is_ours(module: Any) -> bool:
-    return isinstance(module, str) and module.partition(".")[0] == _PACKAGE
+    return isinstance(module, str) and module.partition(".")[0] in _PASSED_OVER
 
 
 def warn_without_failing(text: str, caller: Caller) -> None:
