@@ -87,13 +87,13 @@ int forget(const TuneOptions& options) {
   const auto file = tuning_file();
   if (!file) return report_failure(file.error(), options.json);
   std::size_t count = 0;
-  std::string_view rest;
+  bool renamed = false;
   if (options.paths.empty()) {
     const auto loaded = tuning::load(*file);
     const auto removed = tuning::forget_all(*file);
     if (!removed) return report_failure(removed.error(), options.json);
     count = loaded ? loaded->size() : 0;
-    if (!loaded) rest = ", which could not be read; it was renamed (see the log)";
+    renamed = !loaded;
   } else {
     const auto removed = tuning::forget(*file, absolute(options.paths));
     if (!removed) return report_failure(removed.error(), options.json);
@@ -102,9 +102,15 @@ int forget(const TuneOptions& options) {
   if (options.json) {
     const Json document{{"command", "tune"}, {"schema", 1}, {"forgotten", count}, {"file", *file}};
     std::cout << document.dump(2) << '\n';
+  } else if (renamed) {
+    std::cout << fmt::format("{} holds no settings that can be read; it was renamed, with .damaged added\n",
+                             *file);
+  } else if (count == 0) {
+    std::cout << fmt::format("no settings {}are saved in {}\n",
+                             options.paths.empty() ? "" : "of these paths ", *file);
   } else {
-    std::cout << fmt::format("removed the saved settings of {} path{} from {}{}\n", count,
-                             count == 1 ? "" : "s", *file, rest);
+    std::cout << fmt::format("removed the saved settings of {} path{} from {}\n", count,
+                             count == 1 ? "" : "s", *file);
   }
   return std::cout.flush() ? kExitOk : kExitFailed;
 }
