@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -31,7 +32,7 @@ class Described(Protocol):
     subcommands: list[tuple[str, str]]
 
 
-def man_page(commands: list[Described]) -> str:
+def man_page(commands: Sequence[Described]) -> str:
     """Return the page; the first command is the program."""
     program, *others = commands
     version = re.search(

@@ -4,15 +4,13 @@ import argparse
 from typing import Any
 
 
-def package_commands() -> dict[str, Any]:
-    """Return the tree of commands that argparse parses, as src/cli/completion/command_tree.h reads it."""
-    from trunkline._checkpoint_tools.cli import make_parser as checkpoint_parser
-    from trunkline.stream.cli import make_parser as stream_parser
-    from trunkline.workload.cli import make_parser as workload_parser
-
-    commands: list[dict[str, Any]] = _described("", "", stream_parser())["commands"]
-    commands.append(_described("workload", "", workload_parser()))
-    commands.append({"name": "checkpoint", "commands": _described("", "", checkpoint_parser())["commands"]})
+def package_commands(
+    top: argparse.ArgumentParser, workload: argparse.ArgumentParser, checkpoint: argparse.ArgumentParser
+) -> dict[str, Any]:
+    """Return the tree of commands that these parse, as src/cli/completion/command_tree.h reads it."""
+    commands: list[dict[str, Any]] = _described("", "", top)["commands"]
+    commands.append(_described("workload", "", workload))
+    commands.append({"name": "checkpoint", "commands": _described("", "", checkpoint)["commands"]})
     return {"name": "trunkline", "commands": commands}
 
 

@@ -137,10 +137,14 @@ def _bench_with_report(arguments: list[str], path: Path) -> int:
 
 def _complete(arguments: list[str]) -> int:
     """Run `completion`, which is in the program; the commands in Python are passed to it."""
+    from trunkline._checkpoint_tools.cli import make_parser as checkpoint_parser
     from trunkline._completion import package_commands
+    from trunkline.stream.cli import make_parser as stream_parser
+    from trunkline.workload.cli import make_parser as workload_parser
 
+    commands = package_commands(stream_parser(), workload_parser(), checkpoint_parser())
     with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
-        json.dump(package_commands(), file)
+        json.dump(commands, file)
         file.flush()
         return _run([str(_program()), *arguments, "--package-commands", file.name])
 
