@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds dist/trunkline-*.whl with all it needs inside: liburing and libaio are linked in, auditwheel adds libisal.
+# Builds dist/trunkline-*.whl with all it needs inside: liburing is linked in, auditwheel adds libisal and libfmt.
 # It is for the Python version of .venv, which scripts/setup.sh fills with what the build needs. Options (for example
 # -C build-dir=DIR) go to pip wheel.
 set -euo pipefail

@@ -20,7 +20,17 @@ LAYERS = (
     "",  # modules beside the packages whose names begin with an underscore
     *("_tensor_io", "_formats", "_export"),
     *("checkpoint.state", "checkpoint.ranks", "checkpoint", "checkpoint.directory"),
-    *("dcp", "_checkpoint_tools", "_streaming", "transformers", "stream", "data", "deepspeed", "workload"),
+    *(
+        "dcp",
+        "_checkpoint_tools",
+        "_streaming",
+        "transformers",
+        "stream",
+        "data",
+        "deepspeed",
+        "sglang",
+        "workload",
+    ),
 )
 TOP = "top"  # the package itself and its public modules, above all layers
 PACKAGE = "trunkline"

@@ -10,7 +10,7 @@ flock 9
 
 stamp=.venv/stamp-trunkline
 sources() {
-  find pyproject.toml CMakeLists.txt cmake include src python scripts/build_wheel.sh -type f \
+  find pyproject.toml CMakeLists.txt LICENSE licenses cmake include src python scripts/build_wheel.sh -type f \
     ! -name '*_test.cpp' ! -path 'python/tests/*' ! -path '*/__pycache__/*' -print0 | LC_ALL=C sort -z
 }
 state=$(sources | xargs -0 sha256sum | sha256sum)

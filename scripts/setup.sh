@@ -63,7 +63,7 @@ collect_missing() {
   need_command ninja ninja-build
   need_command pkg-config pkg-config
   at_least 3.25 "$(cmake --version 2>/dev/null | awk 'NR == 1 { print $3 }')" || missing+=(cmake)
-  need liburing-dev libaio-dev libisal-dev libfmt-dev libcli11-dev nlohmann-json3-dev
+  need liburing-dev libisal-dev libfmt-dev libcli11-dev nlohmann-json3-dev
   if [[ ${wanted[package]:-} ]]; then
     # Debian splits the interpreter; others (pyenv, conda) come whole.
     command -v "$python" >/dev/null || missing+=(python3)
@@ -166,3 +166,18 @@ for name in package test lint docs models; do
   if [[ ${wanted[$name]:-} ]] && stale "$name"; then requirements+=("$name"); fi
 done
 if ((${#requirements[@]})); then pip_install "${requirements[@]}"; fi
+
+if [[ ${wanted[test]:-} ]] && stale nvidia; then
+  echo "setup: installing NVIDIA's headers of requirements/nvidia"
+  rm -rf .venv/nvidia
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --retries 5 --no-deps --target .venv/nvidia \
+    -r requirements/nvidia.txt
+  stamp_of nvidia >.venv/stamp-nvidia
+fi
+
+# For tests of trunkline.sglang, which are skipped without it.
+if [[ ${wanted[test]:-} ]] && ! .venv/bin/python scripts/sglang_environment.py --offline >/dev/null; then
+  echo "setup: installing SGLang into an environment of its own (1.5 GB)"
+  .venv/bin/python scripts/sglang_environment.py >/dev/null ||
+    echo "setup: SGLang could not be installed; the tests that need it are skipped" >&2
+fi

@@ -12,6 +12,7 @@
 #include "trunkline/memory.h"
 #include "trunkline/stats.h"
 #include "trunkline/stream.h"
+#include "trunkline/tensors.h"
 #include "trunkline/trace.h"
 #include "trunkline/unit_cache.h"
 #include "trunkline/units.h"

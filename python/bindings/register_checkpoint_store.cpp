@@ -176,6 +176,7 @@ nb::dict placement(const SaveObject& self) {
   nb::dict dict;
   dict["volumes"] = paths_of(placement.volumes);
   dict["shards"] = entries;
+  dict["replaced"] = paths_of({placement.replaced_shard, placement.replaced_manifest});
   dict["directory_was_replaced"] = placement.directory_was_replaced;
   return dict;
 }

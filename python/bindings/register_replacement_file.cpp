@@ -24,7 +24,7 @@ class ReplacementFileObject {
     file_ = unwrap(call_interruptibly([path]() -> Result<std::shared_ptr<os::ReplacementFile>> {
       auto created = os::ReplacementFile::create(path);
       if (!created) return std::unexpected(created.error());
-      os::remove_dead_temporary_files(os::directory_of(created->path()));
+      os::remove_dead_temporary_files_sometimes(os::directory_of(created->path()));
       return std::make_shared<os::ReplacementFile>(std::move(*created));
     }));
   }

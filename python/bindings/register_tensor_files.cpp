@@ -212,9 +212,10 @@ std::vector<nb::object> listed(nb::handle layouts) {
 class FileSetObject {
  public:
   FileSetObject(nb::handle layouts, nb::handle engine, bool durable, bool replace, bool stage_all,
-                nb::handle staging_bytes)
+                nb::handle staging_bytes, nb::handle access_of)
       : layouts_(listed(layouts)), stage_all_(stage_all) {
     tensor_file::FileSetOptions options{.durable = durable, .replace = replace, .write = {}};
+    if (!access_of.is_none()) options.access_of = path_argument(access_of, "access_of");
     options.write.stage_all = stage_all;
     options.write.copiers = copiers(stage_all ? 1 : 2);
     std::vector<tensor_file::FileLayout> wanted = arranged(layouts_);
@@ -390,7 +391,7 @@ void check_leads_to(nb::handle path_value, int descriptor) {
 void check_replaceable(nb::handle path_value) {
   const std::string path = path_argument(path_value, "path");
   unwrap(call_interruptibly([path]() -> Status {
-    if (auto found = os::ReplacedFile::find(path, "saving to " + path); !found)
+    if (auto found = os::ReplacedFile::find(path, "save to " + path); !found)
       return std::unexpected(found.error());
     return {};
   }));
@@ -531,13 +532,13 @@ void register_tensor_files(nb::module_& module) {
   nb::class_<FileSetObject>(module, "FileSet", nb::is_weak_referenceable(),
                             "Files that are written completely, and get their names only at the end. "
                             "To be used from one thread, except\nfor cancel() and progress().")
-      .def(nb::init<nb::handle, nb::handle, bool, bool, bool, nb::handle>(), "layouts"_a, nb::kw_only(),
-           "engine"_a = nb::none(), "durable"_a = true, "replace"_a = true, "stage_all"_a = false,
-           "staging_bytes"_a = nb::none(),
+      .def(nb::init<nb::handle, nb::handle, bool, bool, bool, nb::handle, nb::handle>(), "layouts"_a,
+           nb::kw_only(), "engine"_a = nb::none(), "durable"_a = true, "replace"_a = true,
+           "stage_all"_a = false, "staging_bytes"_a = nb::none(), "access_of"_a = nb::none(),
            nb::sig(
                "def __init__(self, layouts: collections.abc.Sequence[FileLayout], *, engine: Engine | None = "
                "None, durable: bool = True, replace: bool = True, stage_all: bool = False, staging_bytes: "
-               "int | str | None = None) -> None"))
+               "int | str | None = None, access_of: trunkline._types.Path | None = None) -> None"))
       .def("stage", &FileSetObject::stage,
            "Copies what must be copied; with stage_all all memory may change once it returns.")
       .def("finish", &FileSetObject::finish,

@@ -44,6 +44,12 @@ def make_engine(backend: str, **options: object) -> tl.Engine:
         pytest.skip(f"{backend} is refused here: {error}")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _cache_of_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Packs of tests go into a directory of their own, also those of processes that tests start."""
+    os.environ["TRUNKLINE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
     """Each backend's name; skips those that this machine refuses."""

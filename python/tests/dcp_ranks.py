@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -287,6 +288,36 @@ def saving(rank: int, path: Path, argument: str) -> None:
     assert torch.equal(again["mine"], mine["mine"])
 
 
+def sharing_a_group(rank: int, path: Path, argument: str) -> None:
+    """async_save over the group of the training warns, at its line, once."""
+
+    def warned(**options: Any) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            future = dcp.async_save(
+                {"a": torch.ones(9)},
+                storage_writer=tl.dcp.StorageWriter(path / f"group-{rank if 'no_dist' in options else 0}"),
+                **options,
+            )
+            future.result(timeout=90)
+            dist.barrier()
+        ours = [each for each in caught if "async_save communicates" in str(each.message)]
+        assert {each.filename for each in ours} <= {__file__}
+        return [str(each.message) for each in ours]
+
+    assert warned(process_group=dist.new_group(backend="gloo")) == []
+    assert warned(no_dist=True) == []
+    assert warned(async_checkpointer_type=AsyncCheckpointerType.PROCESS) == []
+    checkpoints = tl.dcp.Checkpointer(path / "run")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="async_save communicates")
+        checkpoints.async_save(1, {"a": torch.ones(9)}).result(timeout=90)
+    dist.barrier()
+    (text,) = warned()
+    assert "process_group=torch.distributed.new_group(backend='gloo')" in text
+    assert warned() == []
+
+
 def failing(rank: int, path: Path, argument: str) -> None:
     """An error of one rank is an error of all, and the old checkpoint stays."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -539,6 +570,63 @@ def save_by_groups(rank: int, path: Path, argument: str) -> None:
     dist.barrier = barrier
 
 
+def checkpointer_calls(rank: int, directory: Path, argument: str) -> None:
+    """Ranks make different calls: all learn of it, and nothing is read, written or removed."""
+    run = directory / f"run-{argument}"
+    checkpoints = tl.dcp.Checkpointer(run)
+    for step in (1, 2):
+        checkpoints.save(step, {"w": torch.full((3,), float(step))})
+    into = {"w": torch.zeros(3)}
+    acts: dict[str, Callable[[], Any]] = {
+        "load(1)": lambda: checkpoints.load(into, 1),
+        "load(2)": lambda: checkpoints.load(into, 2),
+        "load()": lambda: checkpoints.load(into),
+        "delete(1)": lambda: checkpoints.delete(1),
+        "save(3)": lambda: checkpoints.save(3, into),
+        "save(4)": lambda: checkpoints.save(4, into),
+        "async_save(3)": lambda: checkpoints.async_save(3, into),
+    }
+    pairs = [("load(1)", "load(2)"), ("delete(1)", "load()"), ("load()", "save(3)"), ("save(3)", "save(4)")]
+    for calls in (*pairs, ("async_save(3)", "save(3)")):
+        with pytest.raises(tl.RankError) as caught:
+            acts[calls[rank]]()
+        assert f"rank 0 has called {calls[0]}, and rank 1 {calls[1]}" in str(caught.value)
+        assert caught.value.rank == 1
+        assert torch.equal(into["w"], torch.zeros(3))
+        assert checkpoints.steps() == [1, 2]
+        assert sorted(each.name for each in run.iterdir()) == ["step-00000001", "step-00000002"]
+    assert checkpoints.load(into) == 2
+
+
+class Uncopyable:
+    """Fails where a state is copied."""
+
+    def __deepcopy__(self, memo: object) -> object:
+        raise ValueError("this cannot be copied")
+
+
+def checkpointer_fails_to_copy(rank: int, directory: Path, argument: str) -> None:
+    """async_save() fails on one rank before its part in the background begins."""
+    checkpoints = tl.dcp.Checkpointer(directory / "run-copy")
+    state = {"w": torch.zeros(3), "other": Uncopyable() if rank == 1 else 0}
+    expected = tl.RankError if rank == 0 else ValueError
+    with pytest.raises(expected, match="this cannot be copied"):
+        checkpoints.async_save(1, state)
+    checkpoints.async_save(2, {"w": torch.zeros(3)})
+    checkpoints.wait()
+    assert checkpoints.steps() == [2]
+
+
+def checkpointer_alone(rank: int, directory: Path, argument: str) -> None:
+    """One rank does not come to the save, within the timeout of the process group."""
+    group = dist.new_group(timeout=datetime.timedelta(seconds=3))
+    checkpoints = tl.dcp.Checkpointer(directory / "run-alone", process_group=group)
+    checkpoints.save(1, {"w": torch.zeros(3)})
+    if rank == 0:
+        with pytest.raises(tl.RankError, match=r"rank 0 has called save\(2\), and another rank"):
+            checkpoints.save(2, {"w": torch.zeros(3)})
+
+
 PROGRAMS: list[Callable[[int, Path, str], None]] = [
     write_first,
     read_and_write_again,
@@ -546,6 +634,7 @@ PROGRAMS: list[Callable[[int, Path, str], None]] = [
     placements,
     sharded_tensors,
     saving,
+    sharing_a_group,
     failing,
     dying,
     save_stages,
@@ -557,6 +646,9 @@ PROGRAMS: list[Callable[[int, Path, str], None]] = [
     miss_apart,
     repeat_apart,
     save_by_groups,
+    checkpointer_calls,
+    checkpointer_fails_to_copy,
+    checkpointer_alone,
 ]
 
 

@@ -1,5 +1,7 @@
 """Small language models with random weights, in folders as transformers saves them."""
 
+import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,10 @@ import pytest
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
 import torch  # noqa: E402
+
+from trunkline.transformers._packing import default_location  # noqa: E402
+from trunkline.transformers.hub import find_model  # noqa: E402
+from trunkline.transformers.stored_model import Checkpoint, read_checkpoint  # noqa: E402
 
 _COMMON = {
     "vocab_size": 97,
@@ -69,3 +75,44 @@ def prompt(rows: int = 2, length: int = 9) -> dict[str, torch.Tensor]:
     mask = torch.ones_like(ids)
     mask[0, :3] = 0
     return {"input_ids": ids, "attention_mask": mask}
+
+
+def checkpoint_of(folder: Path, dtype: torch.dtype | None = None) -> Checkpoint:
+    """Read the folder as from_pretrained does."""
+    return read_checkpoint(find_model(folder), dtype, None)
+
+
+def pack_directory(folder: Path, dtype: torch.dtype | None = None) -> Path:
+    """Return where the pack of a folder is, or would be, by default."""
+    [directory] = default_location(checkpoint_of(folder, dtype)).directories
+    return directory
+
+
+def make_hub_model(
+    cache: Path, name: str, commit: str, refs: Sequence[str] = ("main",), **options: Any
+) -> Path:
+    """Make a model in the layout of the Hugging Face cache, as a download does; return its snapshot."""
+    repository = cache / f"models--{name.replace('/', '--')}"
+    snapshot = repository / "snapshots" / commit
+    made = make_folder(repository / "made", **options)
+    snapshot.mkdir(parents=True)
+    (repository / "blobs").mkdir(exist_ok=True)
+    for path in made.iterdir():
+        blob = repository / "blobs" / hashlib.sha256(path.read_bytes()).hexdigest()
+        path.replace(blob)
+        (snapshot / path.name).symlink_to(Path("../../blobs") / blob.name)
+    made.rmdir()
+    for ref in refs:
+        path = repository / "refs" / ref
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(commit)
+    return snapshot
+
+
+def shift(path: Path, nbytes: int) -> None:
+    """Let the data of a safetensors file begin `nbytes` behind a multiple of 64."""
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    head = data[8:end].rstrip(b" ")
+    head += b" " * ((nbytes - 8 - len(head)) % 64)
+    path.write_bytes(len(head).to_bytes(8, "little") + head + data[end:])

@@ -15,6 +15,7 @@ import torch
 from conftest import RunScript
 
 import trunkline as tl
+from trunkline._checkpoint_tools.difference import compare
 
 
 def run(*arguments: "str | Path", expect: int = 0) -> subprocess.CompletedProcess[str]:
@@ -312,6 +313,24 @@ def test_diff_says_which_tensors_differ_and_by_how_much(tmp_path: Path) -> None:
     assert "4 of 5 tensors differ" in text
 
 
+def test_diff_of_large_integers(tmp_path: Path) -> None:
+    big, large = 2**62, 2**60
+    pairs: list[Any] = [
+        ([big, -big], [big + 1, -big], torch.int64, torch.int64, 1, 1.0),
+        ([big, -big], [big, -big - 3], torch.int64, torch.int64, 1, 3.0),
+        ([large + 2, 5], [large + 1, 5], torch.int64, torch.uint64, 1, 1.0),
+        ([-1, 5], [2**64 - 1, 5], torch.int64, torch.uint64, 1, 2.0**64),
+        ([-1, 5], [0, 5], torch.int32, torch.uint8, 1, 1.0),
+        ([large + 2, 5], [large + 2, 5], torch.int64, torch.uint64, 0, None),
+        ([1, 0], [0, 0], torch.bool, torch.int64, 1, 1.0),
+    ]
+    for name in (0, 1):
+        state = {str(at): torch.tensor(pair[name], dtype=pair[2 + name]) for at, pair in enumerate(pairs)}
+        tl.save(state, tmp_path / f"{name}.pt")
+    found = compare(tmp_path / "0.pt", tmp_path / "1.pt")
+    assert [(each.elements, each.max_abs) for each in found.tensors] == [pair[4:] for pair in pairs]
+
+
 def test_diff_of_an_export_and_its_checkpoint_is_empty(checkpoint: Path, tmp_path: Path) -> None:
     for out, key in (("model.safetensors", "model"), ("optimizer.pt", "optimizer")):
         run("export", checkpoint, tmp_path / out, "--key", key)
@@ -335,3 +354,11 @@ def test_a_folder_of_a_step_is_a_source(checkpoint: Path, tmp_path: Path) -> Non
     (tmp_path / "empty").mkdir()
     with pytest.raises(tl.Unsupported, match="is not a checkpoint that can be exported"):
         tl.export_checkpoint(tmp_path / "empty", tmp_path / "two.pt")
+
+
+def test_a_running_save_is_awaited(tmp_path: Path) -> None:
+    checkpoints = tl.Checkpointer(tmp_path / "run")
+    for step in (1, 2):
+        checkpoints.save(step, {"w": torch.full((1_000_000,), float(step))})
+        tl.export_checkpoint(tmp_path / "run", tmp_path / f"{step}.pt")
+        assert tl.load(tmp_path / f"{step}.pt")["w"][0] == step

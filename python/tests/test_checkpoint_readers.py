@@ -18,7 +18,7 @@ import trunkline as tl
 from trunkline._formats.pt import loader as pt_loader
 from trunkline._formats.safetensors import loader as safetensors_loader
 from trunkline._tensor_io import transfer
-from trunkline.checkpoint.directory import checkpointer as checkpointer_module
+from trunkline.checkpoint.directory import step_load
 
 
 def state_of(version: int) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def before_reading(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], No
     """Have something done once, when a manifest was read and its shards are not open yet."""
 
     def arrange(action: Callable[[], None]) -> None:
-        real = checkpointer_module.read_layouts
+        real = step_load.read_layouts
         actions = [action]
 
         def read_layouts(*arguments: Any, **options: Any) -> None:
@@ -45,7 +45,7 @@ def before_reading(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], No
                 actions.pop()()
             real(*arguments, **options)
 
-        monkeypatch.setattr(checkpointer_module, "read_layouts", read_layouts)
+        monkeypatch.setattr(step_load, "read_layouts", read_layouts)
 
     return arrange
 

@@ -150,6 +150,17 @@ def test_ls_marks_what_lacks_a_shard(store: CheckpointStore) -> None:
         assert f"step {step} is incomplete: 1 of its 4 shards" in text.stderr
 
 
+def test_show_has_the_metrics_of_a_step(tmp_path: Path) -> None:
+    with trunkline.Checkpointer(tmp_path / "run", keep_best=("loss", "min", 1)) as checkpoints:
+        checkpoints.save(1, {"a": 1}, metrics={"loss": 0.25, "perplexity": float("inf")})
+        checkpoints.save(2, {"a": 1})
+    shown = document("show", tmp_path / "run", "--step", "1")
+    assert shown["metrics"] == {"loss": 0.25, "perplexity": "inf"}
+    assert document("show", tmp_path / "run", "--step", "2")["metrics"] == {}
+    lines = run("show", tmp_path / "run", "--step", "1").stdout.splitlines()
+    assert lines[1:4] == ["loss: 0.25", "perplexity: inf", ""]
+
+
 def test_show(store: CheckpointStore) -> None:
     shown = document("show", store.directory, "--step", "20")
     manifest = store.read_manifest(20)

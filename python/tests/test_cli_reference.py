@@ -76,7 +76,7 @@ def test_commands_of_the_package_are_read_from_their_parsers(script: ModuleType)
     pytest.importorskip("transformers")
     commands = {each.name: each for each in script.parser_commands()}
     plan = commands["trunkline plan"]
-    assert plan.usage == "trunkline plan [OPTIONS] MODEL_DIR"
+    assert plan.usage == "trunkline plan [OPTIONS] MODEL"
     assert ("--volumes DIR ...", "Directories on other disks, measured all at once") in plan.options
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import tarfile
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,42 @@ def test_files_of_another_kind_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "b.tar").write_bytes(b"x" * 1024)
     with pytest.raises(tl.Format, match=r"b\.tar: at byte 0: not a tar archive"):
         tl.data.index(tmp_path / "b.tar", cache=None)
+
+
+def test_concatenated_archives_are_all_read(tmp_path: Path) -> None:
+    samples = sample_files.random_samples(6)
+    keys = list(samples)
+    for name, part in (("a", keys[:3]), ("b", keys[3:])):
+        sample_files.webdataset(tmp_path / name, {key: samples[key] for key in part})
+    path = tmp_path / "both.tar"
+    path.write_bytes((tmp_path / "a").read_bytes() + (tmp_path / "b").read_bytes())
+    index = tl.data.index(path, cache=None)
+    assert [
+        sample["__key__"] for batch in tl.data.Loader(index, 2, shuffle=False) for sample in batch.samples
+    ] == keys
+    with path.open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(tl.Corrupt, match=r"both\.tar: at byte \d+: after the end of the archive"):
+        tl.data.index(path, cache=None)
+
+
+@pytest.mark.parametrize("link", [os.link, os.symlink])
+def test_links_in_an_archive_are_not_left_out(tmp_path: Path, link: Callable[[Path, Path], None]) -> None:
+    folder = tmp_path / "samples"
+    folder.mkdir()
+    for key in "ab":
+        (folder / f"{key}.jpg").write_bytes(b"image")
+    (folder / "a.cls").write_bytes(b"1")
+    link(folder / "a.cls", folder / "b.cls")
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as archive:
+        for file in ("a.jpg", "a.cls", "b.jpg", "b.cls"):
+            archive.add(folder / file, file)
+    with pytest.raises(tl.Unsupported, match=r"the member \"b\.cls\" is a link.*--hard-dereference"):
+        tl.data.index(path, cache=None)
+    index = tl.data.index(path, cache=None, on_error="skip")
+    assert len(index) == 1
+    assert len(index.skipped) == 1
 
 
 @pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])

@@ -113,6 +113,23 @@ def test_the_latest_is_what_was_committed_last(tmp_path: Path) -> None:
     assert (again.steps(), again.latest(), loaded(again)) == ([10, 11, 20], 11, 11)
 
 
+def test_the_latest_is_found_by_the_beginning_of_manifests(tmp_path: Path) -> None:
+    """Those of many tensors have tens of megabytes, most of them behind the number of the commit."""
+    for step, commit, before in ((1, 3, 10), (2, 2, 65_520), (3, 4, 65_530), (4, 1, 200_000)):
+        manifest = tmp_path / f"step-{step:08d}" / "dcp.manifest"
+        manifest.parent.mkdir()
+        manifest.write_bytes(b"x" * before + b'"save_id": "commit-%010d-"' % commit)
+        os.truncate(manifest, 50_000_000)
+    checkpoints = tl.dcp.Checkpointer(tmp_path)
+
+    def bytes_read() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])  # rchar
+
+    before = bytes_read()
+    assert checkpoints.latest() == 3
+    assert bytes_read() - before < 2_000_000
+
+
 def test_what_holds_something_else_is_refused(tmp_path: Path) -> None:
     tl.Checkpointer(tmp_path / "ours").save(1, {"a": 1}, block=True)
     save(state(1), tmp_path / "single")
@@ -244,6 +261,100 @@ def test_damage_is_never_skipped(tmp_path: Path) -> None:
     with pytest.raises(tl.Corrupt, match=str(shard)):
         loaded(tl.dcp.Checkpointer(tmp_path / "run"))
     assert loaded(checkpoints, 1) == 1
+
+
+def cut(manifest: Path) -> None:
+    manifest.write_bytes(manifest.read_bytes()[:100])
+
+
+def empty(manifest: Path) -> None:
+    manifest.write_bytes(b"")
+
+
+def change(manifest: Path) -> None:
+    manifest.write_bytes(manifest.read_bytes().replace(b"commit-", b"commlt-"))
+
+
+@pytest.mark.parametrize("damage", [cut, empty, change])
+def test_a_damaged_manifest_may_be_that_of_the_latest_step(tmp_path: Path, damage: Any) -> None:
+    """It is not taken for that of an old step, and keep does not remove it."""
+    run = tmp_path / "run"
+    checkpoints = tl.dcp.Checkpointer(run)
+    for step in (1, 2):
+        checkpoints.save(step, state(step))
+    manifest = run / "step-00000002/dcp.manifest"
+    whole = manifest.read_bytes()
+    damage(manifest)
+    again = tl.dcp.Checkpointer(run, keep=1)
+    for act in (again.latest, lambda: loaded(again)):
+        with pytest.raises(tl.Corrupt, match=r"dcp.manifest is corrupt.* move step-00000002 elsewhere"):
+            act()
+    assert loaded(again, 1) == 1
+    with pytest.raises(tl.Corrupt, match="move step-00000002 elsewhere"):
+        again.save(3, state(3))
+    assert shards(run / "step-00000002")
+    manifest.write_bytes(whole)
+    assert loaded(again) == 2
+
+
+def test_a_second_one_in_this_process_waits_for_a_running_save(tmp_path: Path) -> None:
+    first = tl.dcp.Checkpointer(tmp_path / "run")
+    first.async_save(1, state(1))
+    assert tl.dcp.Checkpointer(tmp_path / "run").latest() == 1
+    first.async_save(2, state(2))
+    second = tl.dcp.Checkpointer(tmp_path / "run")
+    assert loaded(second) == 2
+    second.save(3, state(3))
+    assert first.steps() == [1, 2, 3]
+
+
+def test_the_error_of_a_save_that_nobody_waited_for_is_printed_at_exit(run_script: RunScript) -> None:
+    said = run_script(
+        """
+        import sys, warnings, torch, trunkline as tl
+        from trunkline.dcp import _writer
+
+        warnings.simplefilter("ignore")  # of torch, that this is one process
+        sys.stderr = sys.stdout
+
+        def fail(*arguments):
+            raise OSError(28, "no space left")
+
+        checkpoints = tl.dcp.Checkpointer("run")
+        _writer.format_manifest = fail
+        checkpoints.async_save(1, {"w": torch.zeros(3)})
+        """,
+        expect=1,
+    )
+    assert "saving step 1 to " in said
+    assert "no space left" in said
+
+
+def test_a_forked_child_does_not_wait_for_the_saves_of_its_parent(run_script: RunScript) -> None:
+    run_script(
+        """
+        import os, threading, warnings, torch, trunkline as tl
+        from trunkline.dcp import _writer
+
+        warnings.simplefilter("ignore")  # of torch, that this is one process
+        release, stock = threading.Event(), _writer.format_manifest
+        _writer.format_manifest = lambda *arguments: (release.wait(60), stock(*arguments))[1]
+        checkpoints = tl.dcp.Checkpointer("run")
+        checkpoints.async_save(1, {"w": torch.zeros(3)})
+        child = os.fork()
+        if child == 0:
+            try:
+                assert checkpoints.latest() is None
+                checkpoints.wait()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        release.set()
+        checkpoints.wait()
+        assert checkpoints.latest() == 1
+        """
+    )
 
 
 def test_a_signal_handler_is_told_to_set_a_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,10 @@ def test_sharded_tensors_and_ways_of_saving(tmp_path: Path) -> None:
     run_ranks(tmp_path, "sharded_tensors/2", "saving/2")
 
 
+def test_a_save_in_the_background_over_the_group_of_the_training_warns(tmp_path: Path) -> None:
+    run_ranks(tmp_path, "sharing_a_group/2")
+
+
 def test_an_error_of_one_rank_is_an_error_of_all(tmp_path: Path) -> None:
     run_ranks(tmp_path, "failing/2")
 
@@ -197,3 +201,7 @@ def test_of_two_groups_that_save_into_one_directory_one_fails(tmp_path: Path) ->
     names = tl.dcp.StorageReader(tmp_path / "ckpt").read_metadata().state_dict_metadata
     assert list(names) == ["stage0"]
     assert len(list((tmp_path / "ckpt").glob("*.shard"))) == 1
+
+
+def test_checkpointers_compare_what_ranks_call(tmp_path: Path) -> None:
+    run_ranks(tmp_path, "checkpointer_calls/2", "checkpointer_fails_to_copy/2", "checkpointer_alone/2")

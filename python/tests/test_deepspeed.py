@@ -153,6 +153,23 @@ def test_validation_finds_what_differs(handle: aio_handle, tmp_path: Path) -> No
         handle.wait()
 
 
+@pytest.mark.parametrize("reads", [False, True])
+def test_validation_after_a_change_of_the_working_directory(
+    reads: bool, handle: aio_handle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = random_bytes(9000)
+    if reads:
+        Path("file").write_bytes(data.numpy().tobytes())
+        handle.pread(torch.empty(9000, dtype=torch.uint8), "file", True, True)
+    else:
+        handle.pwrite(data, "file", True, True)
+    Path("elsewhere").mkdir()
+    Path("elsewhere/file").write_bytes(bytes(9000))
+    monkeypatch.chdir("elsewhere")
+    assert handle.wait() == 1
+
+
 def test_whole_files(tmp_path: Path) -> None:
     path, data = str(tmp_path / "file"), random_bytes(5000)
     assert aio_write(data, path, 1 << 20, 8, False, True, True) == 0
@@ -304,7 +321,11 @@ print('good')
     assert run_beside_stand_in(tmp_path, code) == "good\n"
 
 
-@pytest.mark.parametrize("first", ["", "import trunkline\n", "import trunkline.deepspeed\n"])
+# As accelerate and transformers do when they are imported.
+LOOKS = "import importlib.util\nassert importlib.util.find_spec('deepspeed') is not None\n"
+
+
+@pytest.mark.parametrize("first", ["", "import trunkline\n", "import trunkline.deepspeed\n", LOOKS])
 def test_the_environment_installs_it_when_deepspeed_is_imported(tmp_path: Path, first: str) -> None:
     code = (
         f"{first}import sys\n"

@@ -394,6 +394,25 @@ def test_dtype_converts_floating_point_tensors(tmp_path: Path) -> None:
             tl.load(tmp_path / "m.pt", dtype=wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("order", [("plain", "parameter", "frozen"), ("frozen", "parameter", "plain")])
+def test_dtype_keeps_parameters_that_share_memory_with_tensors(
+    order: tuple[str, ...], tmp_path: Path
+) -> None:
+    memory = torch.randn(30)
+    state = {
+        "plain": memory,
+        "parameter": torch.nn.Parameter(memory),
+        "frozen": torch.nn.Parameter(memory, requires_grad=False),
+    }
+    torch.save({name: state[name] for name in order}, tmp_path / "m.pt")
+    loaded = tl.load(tmp_path / "m.pt", dtype="float64")
+    for name, tensor in state.items():
+        assert type(loaded[name]) is type(tensor)
+        assert loaded[name].requires_grad == tensor.requires_grad
+        assert loaded[name].dtype is torch.float64
+        assert loaded[name].data_ptr() == loaded["plain"].data_ptr()
+
+
 def test_map_location_as_torch_has_it(tmp_path: Path) -> None:
     state = make_state()
     tl.save(state, tmp_path / "m.pt")

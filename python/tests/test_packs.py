@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support_forked import exit_codes, start_code
-from support_models import make_folder, prompt, stock
+from support_models import checkpoint_of, make_folder, pack_directory, prompt, shift, stock
 
 import trunkline as tl
 from trunkline._streaming import location as pack_location
@@ -338,7 +338,7 @@ def test_a_manifest_does_not_come_back(
     for path in folder.glob("*.safetensors"):
         os.utime(path, ns=(1, 1))
     location = PackLocation((a,))
-    checkpoint = _packing.read_checkpoint(folder, None, None)
+    checkpoint = checkpoint_of(folder)
     sums = packing.Source.data_checksums
 
     def removed(source: packing.Source) -> list[int]:
@@ -386,15 +386,6 @@ def test_places_that_are_no_place_for_a_pack(folder: Path, disks: list[Path]) ->
     named = a / "trunkline-pack"
     made(folder, [named])
     refused(make_folder(folder.parent / "other", "qwen3"), [named], named, [a])
-
-
-def shift(path: Path, nbytes: int) -> None:
-    """Let the data of a safetensors file begin `nbytes` behind a multiple of 64."""
-    data = path.read_bytes()
-    end = 8 + int.from_bytes(data[:8], "little")
-    head = data[8:end].rstrip(b" ")
-    head += b" " * ((nbytes - 8 - len(head)) % 64)
-    path.write_bytes(len(head).to_bytes(8, "little") + head + data[end:])
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
@@ -449,7 +440,7 @@ def test_small_elements_lie_where_they_are_read_best(tmp_path: Path) -> None:
     for path in folder.glob("*.safetensors"):
         shift(path, 24)
     model = tl.transformers.from_pretrained(folder)
-    manifest = json.loads((folder / "trunkline-pack" / "pack.json").read_text())
+    manifest = json.loads((pack_directory(folder) / "pack.json").read_text())
     assert {tensor["offset"] % 64 for tensor in manifest["tensors"]} == {0}
     row = torch.arange(7).reshape(1, -1)
     with torch.no_grad():
@@ -512,7 +503,7 @@ def test_files_that_change_while_they_are_loaded_are_told(
 
 def test_a_time_that_is_compared_is_of_the_past(folder: Path) -> None:
     """What is written after the look, and in the same tick of the kernel's clock, would have the same one."""
-    headers = _packing.read_checkpoint(folder, None, None).headers
+    headers = checkpoint_of(folder).headers
     for header in headers:
         os.utime(header.path)
     looked = packing.file_versions(headers)

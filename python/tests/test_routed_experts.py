@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support_experts import FAMILIES, small_config
-from support_models import make_folder, prompt, save_model, stock
+from support_models import make_folder, pack_directory, prompt, save_model, stock
 from test_streaming import generated, least, logits
 
 import trunkline as tl
@@ -162,17 +162,17 @@ def test_a_damaged_expert_is_named_and_read_again_when_it_is_repaired(tmp_path: 
     folder = make_folder(tmp_path, "qwen3-moe")
     model = routed(folder)
     expected = stock(folder)
-    manifest = json.loads((folder / "trunkline-pack" / "pack.json").read_text())
+    manifest = json.loads((pack_directory(folder) / "pack.json").read_text())
     stored = next(each for each in manifest["tensors"] if each["name"].endswith("2.mlp.experts.down_proj"))
     assert len(stored["slices_crc32c"]) == 4
-    with (folder / "trunkline-pack" / "weights.safetensors").open("r+b") as weights:
+    with (pack_directory(folder) / "weights.safetensors").open("r+b") as weights:
         weights.seek(stored["offset"] + 64 * 48 * 2 + 77)  # of expert 1
         byte = weights.read(1)
         weights.seek(-1, 1)
         weights.write(bytes([byte[0] ^ 1]))
     with pytest.raises(tl.Corrupt, match=r"layers\.2\.mlp\.experts\.down_proj\[1\].*remove .* to rebuild"):
         several_passes(model)
-    with (folder / "trunkline-pack" / "weights.safetensors").open("r+b") as weights:
+    with (pack_directory(folder) / "weights.safetensors").open("r+b") as weights:
         weights.seek(stored["offset"] + 64 * 48 * 2 + 77)
         weights.write(byte)
     for _ in range(2):
@@ -182,7 +182,7 @@ def test_a_damaged_expert_is_named_and_read_again_when_it_is_repaired(tmp_path: 
 def test_a_pack_without_checksums_of_experts_is_made_anew(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, "qwen3-moe")
     routed(folder)
-    path = folder / "trunkline-pack" / "pack.json"
+    path = pack_directory(folder) / "pack.json"
     manifest = json.loads(path.read_text())
     for tensor in manifest["tensors"]:
         tensor.pop("slices_crc32c", None)
@@ -194,7 +194,7 @@ def test_a_pack_without_checksums_of_experts_is_made_anew(tmp_path: Path) -> Non
 def test_a_manifest_with_checksums_of_too_few_experts_is_rejected(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, "qwen3-moe")
     routed(folder)
-    path = folder / "trunkline-pack" / "pack.json"
+    path = pack_directory(folder) / "pack.json"
     manifest = json.loads(path.read_text())
     next(each for each in manifest["tensors"] if "slices_crc32c" in each)["slices_crc32c"].pop()
     path.write_text(json.dumps(manifest))
@@ -207,7 +207,7 @@ def test_files_are_read_in_place(tmp_path: Path) -> None:
 
     folder = make_folder(tmp_path / "model", "qwen3-moe", torch.float32)
     routed(folder)
-    weights = load_file(folder / "trunkline-pack" / "weights.safetensors")
+    weights = load_file(pack_directory(folder) / "weights.safetensors")
     fused = tmp_path / "fused"
     fused.mkdir()
     (fused / "config.json").write_bytes((folder / "config.json").read_bytes())
@@ -273,13 +273,58 @@ def test_other_uses_of_the_experts_are_refused(tmp_path: Path) -> None:
         lambda: torch.bmm(torch.zeros(4, 1, 96), weight),
         lambda: weight.transpose(0, 1),
         lambda: weight.transpose(1, 2)[0],
+        lambda: weight[0],  # the module does not run: its memory is that of other experts
+        lambda: weight[torch.tensor([0, 1])],
+        lambda: weight[0].add_(1),
+        lambda: torch.nn.functional.grouped_mm(
+            torch.zeros(1, 64), weight.transpose(1, 2), offs=torch.ones(4, dtype=torch.int32)
+        ),
     ):
         with pytest.raises(tl.Unsupported, match=r"experts\.gate_up_proj"):
             use()
-    with pytest.raises(IndexError):
-        weight[4]
     with pytest.raises(tl.Unsupported):
         model.state_dict()
+
+
+def test_matrices_of_experts_are_refused_outside_of_their_modules_forward(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, "qwen3-moe")
+    model, expected = routed(folder), logits(stock(folder))
+    assert torch.equal(logits(model), expected)
+    modules = [module for module in model.modules() if hasattr(module, "_is_expert_parallel")]
+    weight = modules[0].gate_up_proj
+    uses = (
+        lambda: weight[0],
+        lambda: weight[torch.tensor(0)],
+        lambda: weight[torch.tensor([0, 1])],
+        lambda: weight[0].add_(1),
+        lambda: weight[0].data.zero_(),
+        lambda: torch.nn.functional.grouped_mm(
+            torch.zeros(4, 64, dtype=torch.bfloat16), weight.transpose(1, 2), offs=torch.tensor([1, 2, 3, 4])
+        ),
+    )
+
+    def refused() -> None:
+        for use in uses:
+            with pytest.raises(tl.Unsupported, match=r"experts\.gate_up_proj: it is streamed"):
+                use()
+
+    refused()
+    # The forward of another module does not make them usable, and neither does one that was interrupted.
+    handle = modules[1].act_fn.register_forward_pre_hook(lambda *_: refused())
+    assert torch.equal(logits(model), expected)
+    handle.remove()
+
+    def interrupt(*_: Any) -> None:
+        with pytest.raises(IndexError):
+            weight[4]
+        raise KeyboardInterrupt
+
+    handle = modules[0].act_fn.register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        logits(model)
+    handle.remove()
+    refused()
+    assert torch.equal(logits(model), expected)
 
 
 def test_a_plan_knows_routing(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_many_tensors(tmp_path: Path, engine: tl.Engine) -> None:
     ("tensors", "metadata", "kind", "says"),
     [
         ({3: torch.zeros(1)}, None, TypeError, "int (3)"),
-        ({"a": [1.0]}, None, TypeError, "'a' must be a torch.Tensor, not list"),
+        ({"a": [1.0]}, None, TypeError, "'a' must be a torch.Tensor or a numpy.ndarray, not list"),
         ([torch.zeros(1)], None, TypeError, "not list"),
         (torch.zeros(1), None, TypeError, "not Tensor"),
         ({"a": torch.zeros(1)}, {"x": 1}, TypeError, "'x': 1"),

@@ -250,7 +250,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     measured = run_here("plan", str(folder), "--volumes", str(large), str(large), *options[2:], "--json")
     assert json.loads(measured.out)["bandwidth"] > 0
     for arguments, status, says in (
-        (("pack",), 2, "See trunkline pack --help.\n"),
+        (("pack",), 2, "trunkline pack: MODEL is required"),
         (("pack", folder, folder / "config.json"), 1, "pack: OUT: "),
         (
             ("plan", folder, "--volumes", tmp_path / "none"),

@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support_forked import exit_codes, start_code
-from support_models import ARCHITECTURES, make_folder, prompt, stock, transformers
+from support_models import ARCHITECTURES, make_folder, pack_directory, prompt, stock, transformers
 
 import trunkline as tl
 from trunkline._core import crc32c
@@ -180,7 +180,7 @@ def test_a_budget_for_all_keeps_all(tmp_path: Path) -> None:
 
 def test_a_pack_is_found_again_and_made_anew_when_its_source_changed(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "model")
-    pack = folder / "trunkline-pack"
+    pack = pack_directory(folder)
     streamed(folder)
     weights = pack / "weights.safetensors"
     made = weights.stat().st_mtime_ns, weights.stat().st_ino
@@ -231,7 +231,7 @@ def test_checksums_of_the_source_are_those_of_all_of_its_data(tmp_path: Path) ->
         tensors["empty.unused"] = torch.empty(0)
         save_file(tensors, path)
         assert torch.equal(logits(streamed(folder)), logits(stock(folder)))
-        manifest = json.loads((folder / "trunkline-pack" / "pack.json").read_text())
+        manifest = json.loads((pack_directory(folder) / "pack.json").read_text())
         for file in manifest["source"]:
             data = (folder / file["name"]).read_bytes()
             head = 8 + int.from_bytes(data[:8], "little")
@@ -256,7 +256,7 @@ def test_files_whose_tensors_are_aligned_are_read_as_they_are(tmp_path: Path) ->
     tl.save(expected.state_dict(), folder / "model.safetensors")
     model = streamed(folder, unit_bytes=1)
     assert streaming_of[model].pack == str(folder)
-    assert not (folder / "trunkline-pack").exists()
+    assert not pack_directory(folder).exists()
     assert torch.equal(logits(model), logits(expected))
 
 
@@ -274,7 +274,7 @@ def test_a_pack_that_cannot_be_written_leaves_nothing(
     with pytest.raises(OSError, match="No space"):
         tl.transformers.from_pretrained(folder)
     monkeypatch.undo()
-    assert list((folder / "trunkline-pack").iterdir()) == []
+    assert list(pack_directory(folder).iterdir()) == []
     assert torch.equal(logits(streamed(folder)), logits(stock(folder)))
 
 
@@ -282,7 +282,7 @@ def test_a_read_error_is_raised_by_generate_and_the_model_works_again(tmp_path: 
     folder = make_folder(tmp_path)
     model = streamed(folder, unit_bytes=1)
     expected = generated(model, do_sample=False)
-    weights = folder / "trunkline-pack" / "weights.safetensors"
+    weights = pack_directory(folder) / "weights.safetensors"
     data = weights.read_bytes()
     os.truncate(weights, len(data) // 3)
     with pytest.raises(tl.EndOfFile):
@@ -296,7 +296,7 @@ def test_a_pack_that_was_mended_is_read_at_once(tmp_path: Path) -> None:
     folder = make_folder(tmp_path)
     model = streamed(folder, unit_bytes=1)
     expected = generated(model, do_sample=False)
-    weights = folder / "trunkline-pack" / "weights.safetensors"
+    weights = pack_directory(folder) / "weights.safetensors"
     data = weights.read_bytes()
     weights.write_bytes(data[: len(data) // 3] + bytes(len(data) - len(data) // 3))
     with pytest.raises(tl.Corrupt):
@@ -328,10 +328,10 @@ def test_a_changed_pack_is_detected(tmp_path: Path) -> None:
     folder = make_folder(tmp_path)
     model = streamed(folder)
     expected = generated(model, do_sample=False)
-    weights = folder / "trunkline-pack" / "weights.safetensors"
+    weights = pack_directory(folder) / "weights.safetensors"
     entry = next(
         entry
-        for entry in json.loads((folder / "trunkline-pack" / "pack.json").read_text())["tensors"]
+        for entry in json.loads((pack_directory(folder) / "pack.json").read_text())["tensors"]
         if "layers.1.mlp.down" in entry["name"]
     )
     for flip in (1, 0):
@@ -449,7 +449,7 @@ def test_bad_arguments_are_named(tmp_path: Path) -> None:
 def test_a_manifest_of_a_pack_that_is_none_is_named(tmp_path: Path) -> None:
     folder = make_folder(tmp_path)
     streamed(folder)
-    manifest = folder / "trunkline-pack" / "pack.json"
+    manifest = pack_directory(folder) / "pack.json"
     document = json.loads(manifest.read_text())
     for text in (
         "",
@@ -632,7 +632,7 @@ def test_a_source_that_is_replaced_while_it_is_packed_is_told(
         with pytest.raises(tl.Corrupt, match="modified or replaced"):
             tl.transformers.from_pretrained(folder)
         monkeypatch.undo()
-        assert not (folder / "trunkline-pack" / "pack.json").exists()
+        assert not (pack_directory(folder) / "pack.json").exists()
         shutil.copytree(make_folder(tmp_path / "again"), folder, dirs_exist_ok=True)
     for path in other.glob("*.safetensors"):
         shutil.copy(path, folder)
@@ -722,6 +722,6 @@ def test_models_of_any_sizes_are_laid_out_for_reading(config: Any, tmp_path: Pat
     for unit_bytes in (1, 1 << 20):
         model = streamed(folder, unit_bytes=unit_bytes)  # with the least budget, as it is named
         assert torch.equal(logits(model), logits(stock(folder)))
-    tensors = json.loads((folder / "trunkline-pack" / "pack.json").read_text())["tensors"]
+    tensors = json.loads((pack_directory(folder) / "pack.json").read_text())["tensors"]
     offsets = [tensor["offset"] for tensor in tensors]
     assert offsets == sorted(offsets)

@@ -103,7 +103,7 @@ def test_saving_absent_weights_says_what_can_be_saved(tmp_path: Path) -> None:
 
 
 def test_moving_absent_weights_to_where_they_come_to_changes_nothing() -> None:
-    from trunkline.transformers._offloaded import OffloadedWeight
+    from trunkline._streaming.offloaded import OffloadedWeight
 
     def absent(home: str) -> Any:
         parameter = torch.nn.Parameter(torch.empty(4, device="meta", dtype=torch.bfloat16))

@@ -717,6 +717,36 @@ def test_a_limit_does_not_remove_the_best_checkpoint(tmp_path: Path) -> None:
         new_trainer(tl.transformers.Trainer, tmp_path, checkpointer=checkpointer, **BEST)
 
 
+def test_keep_best_keeps_the_best_of_the_evaluations(tmp_path: Path) -> None:
+    checkpointer = tl.Checkpointer(tmp_path / "here", keep=1, keep_best=("eval_loss", "min", 2))
+    options = {"save_steps": 1, "max_steps": 5, "checkpointer": checkpointer, **BEST}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        trainer = best_at_first(new_trainer(tl.transformers.Trainer, tmp_path, **options))
+    trainer.train()
+    assert checkpointer.steps() == [1, 2, 5]
+    assert checkpointer.best() == 1
+    assert checkpointer.metrics(5)["eval_loss"] == 5.0
+
+
+def test_a_metric_that_the_evaluation_lacks_ends_the_training_before_anything_is_removed(
+    tmp_path: Path,
+) -> None:
+    checkpointer = tl.Checkpointer(tmp_path / "here", keep=1, keep_best=("loss", "min", 2))
+    options = {"save_steps": 1, "max_steps": 3, "eval_strategy": "steps", "eval_steps": 2}
+    trainer = new_trainer(tl.transformers.Trainer, tmp_path, checkpointer=checkpointer, **options)
+    with pytest.raises(ValueError, match=r"keep_best: 'loss' is not among .*'eval_loss'"):
+        trainer.train()
+    checkpointer.wait()
+    assert checkpointer.steps() == [1]
+
+
+def test_keep_best_without_evaluations_is_warned_of(tmp_path: Path) -> None:
+    checkpointer = tl.Checkpointer(tmp_path / "here", keep=1, keep_best=("eval_loss", "min", 2))
+    with pytest.warns(RuntimeWarning, match="does not evaluate"):
+        new_trainer(tl.transformers.Trainer, tmp_path, checkpointer=checkpointer)
+
+
 def test_the_best_checkpoint_is_known_by_its_step(tmp_path: Path) -> None:
     options = {"save_steps": 1, "max_steps": 5, **BEST}
     trainer = best_at_first(new_trainer(tl.transformers.Trainer, tmp_path, **options))

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import pwd
 import re
 import threading
 from collections.abc import Callable
@@ -163,6 +164,22 @@ def test_what_would_be_saved_into_a_folder_of_a_strange_name(
 ) -> None:
     with pytest.raises(ValueError, match=rf"^{re.escape(argument.strip())}: {says}"):
         TAKE_PATHS[argument](path)
+    assert list((tmp_path / "here").iterdir()) == []
+
+
+@pytest.mark.parametrize("argument", TAKE_PATHS)
+def test_a_user_without_a_home_gets_no_folder_of_that_name(
+    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, argument: str
+) -> None:
+    def no_entry(user: int) -> None:
+        raise KeyError(user)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", no_entry)
+    says = r"~.* begins with ~, .* none is known: HOME is not set, .* Pass an absolute path"
+    for path in ("~/run", "~"):
+        with pytest.raises(ValueError, match=rf"^{re.escape(argument.strip())}: {says}"):
+            TAKE_PATHS[argument](path)
     assert list((tmp_path / "here").iterdir()) == []
 
 

@@ -150,8 +150,10 @@ def test_weights_of_a_classifier(tmp_path: Path) -> None:
 def test_names_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("org/model-7b", "gpt2"):
-        with pytest.raises(FileNotFoundError, match=f"hf download {name} --local-dir FOLDER"):
-            tl.transformers.from_pretrained(name)
+        with pytest.raises(FileNotFoundError) as caught:
+            tl.transformers.from_pretrained(name, cache_dir=tmp_path / "hub")
+        call = f'huggingface_hub.snapshot_download("{name}", cache_dir="{tmp_path}/hub")'
+        assert str(caught.value).endswith(call)
     with pytest.raises(FileNotFoundError, match="no such folder; check the path"):
         tl.transformers.from_pretrained(tmp_path / "nowhere")
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import Any, SupportsIndex
 
 import numpy
-import torch
 
 from trunkline._core import Engine, parse_size
+from trunkline._torch_or_numpy import torch
 
 _MAX_SHOWN = 40  # characters of a string
 

@@ -7,6 +7,7 @@ package this module: programs that use DeepSpeed need not import trunkline.
 import importlib
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -22,24 +23,30 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if name != _WATCHED:
             return None
-        sys.meta_path.remove(self)
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+            spec.loader = _Loader(spec.loader, self)
         return spec
 
 
 class _Loader(Loader):
-    """Loads DeepSpeed, then installs."""
+    """Loads DeepSpeed, then installs.
 
-    def __init__(self, loader: Loader) -> None:
+    Only then it removes the finder: accelerate and transformers look for DeepSpeed, by find_spec, before it
+    is imported.
+    """
+
+    def __init__(self, loader: Loader, finder: _Finder) -> None:
         self._loader = loader
+        self._finder = finder
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
+        with suppress(ValueError):  # an earlier import removed it
+            sys.meta_path.remove(self._finder)
         _install()
 
     def __getattr__(self, name: str) -> object:  # get_resource_reader, get_source and others

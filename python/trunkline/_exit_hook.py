@@ -68,7 +68,7 @@ def _check_timeout() -> None:
     except ValueError:
         seconds = math.nan
     if not seconds >= 0:
-        caller().warn(
+        caller("importlib", "_frozen_importlib", "_frozen_importlib_external").warn(
             f"environment variable TRUNKLINE_EXIT_TIMEOUT: must be a number of seconds from 0, not {text!r}; "
             "the exit waits for 120 seconds"
         )

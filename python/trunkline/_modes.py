@@ -17,7 +17,7 @@ def makes_ordinary_tensors(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        import torch
+        from trunkline._torch_or_numpy import torch
 
         if not torch.is_inference_mode_enabled():
             return function(*args, **kwargs)

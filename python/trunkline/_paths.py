@@ -39,10 +39,18 @@ def check_is_local(name: str, argument: str) -> None:
             instead = "use a path on a mounted filesystem, and copy the files from there or to it"
         raise ValueError(f"{argument}: {name} is a URL, not the path of a file or directory; {instead}")
     # Names that are not a user's home are accepted ("~backup.pt").
-    if first.startswith("~") and not os.path.isdir(first) and os.path.expanduser(name) != name:  # noqa: PTH111, PTH112
+    if not first.startswith("~") or os.path.isdir(first):  # noqa: PTH112
+        return
+    if os.path.expanduser(name) != name:  # noqa: PTH111
         raise ValueError(
             f"{argument}: {name} begins with {first}, which only shells expand to the home directory; pass "
             f"os.path.expanduser({name!r}), or ./{name} for a directory of that name"
+        )
+    if first == "~":
+        raise ValueError(
+            f"{argument}: {name} begins with ~, which only shells expand to the home directory, and none is "
+            f"known: HOME is not set, and the user (uid {os.getuid()}) is not in the password database. "
+            f"Pass an absolute path, or ./{name} for a directory of that name"
         )
 
 

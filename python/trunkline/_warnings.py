@@ -5,7 +5,7 @@ import warnings
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-_PASSED_OVER = (__name__.partition(".")[0], "importlib", "_frozen_importlib", "_frozen_importlib_external")
+_PACKAGE = __name__.partition(".")[0]
 
 
 class Caller(NamedTuple):
@@ -21,18 +21,19 @@ class Caller(NamedTuple):
         warnings.warn_explicit(text, RuntimeWarning, self.filename, self.line, self.module, self.registry)
 
 
-def caller() -> Caller:
-    """Return the innermost line outside of this package, and of the import of it, that led to this call."""
+def caller(*others: str) -> Caller:
+    """Return the innermost line outside of this package, and of those named, that led to this call."""
     frame = sys._getframe(1)
-    while _is_ours(frame.f_globals.get("__name__")) and frame.f_back is not None:
+    packages = (_PACKAGE, *others)
+    while _is_in(packages, frame.f_globals.get("__name__")) and frame.f_back is not None:
         frame = frame.f_back
     names = frame.f_globals
     registry = names.setdefault("__warningregistry__", {})
     return Caller(frame.f_code.co_filename, frame.f_lineno, names.get("__name__") or "<string>", registry)
 
 
-def _is_ours(module: Any) -> bool:
-    return isinstance(module, str) and module.partition(".")[0] in _PASSED_OVER
+def _is_in(packages: tuple[str, ...], module: Any) -> bool:
+    return isinstance(module, str) and module.partition(".")[0] in packages
 
 
 def warn_without_failing(text: str, caller: Caller) -> None:

@@ -53,9 +53,10 @@ Status DirectoryOps::sync_directory(const std::string& path) const {
   return os::fsync_directory(path);
 }
 
-Status DirectoryOps::create_file_durably(const std::string& path, std::string_view contents) const {
+Status DirectoryOps::create_file_durably(const std::string& path, std::string_view contents,
+                                         const std::string& access_of) const {
   if (auto watched = about_to(Kind::write_file, path); !watched) return watched;
-  const auto directory = os::write_synced_file(path, contents, os::IfPresent::fail);
+  const auto directory = os::write_synced_file(path, contents, os::IfPresent::fail, access_of);
   if (!directory) return std::unexpected(directory.error());
   if (auto watched = about_to(Kind::sync_name, path); !watched) return watched;
   return os::fsync_directory(*directory);

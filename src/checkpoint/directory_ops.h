@@ -39,8 +39,10 @@ class DirectoryOps {
   // unless that is empty or missing.
   Status make_directories_durably(const std::string& path, const std::string& like = {}) const;
   Status sync_directory(const std::string& path) const;
-  // Writes through a temporary name (src/os/durable.h); EEXIST when `path` exists.
-  Status create_file_durably(const std::string& path, std::string_view contents) const;
+  // Writes through a temporary name (src/os/durable.h); EEXIST when `path` exists. It gets the access rights
+  // of the file `access_of`, unless that is empty or missing.
+  Status create_file_durably(const std::string& path, std::string_view contents,
+                             const std::string& access_of = {}) const;
   Status replace_file_durably(const std::string& path, std::string_view contents) const;
   Status rename(const std::string& from, const std::string& to) const;  // EEXIST when `to` exists
   Status remove_file(const std::string& path) const;                    // succeeds if it does not exist

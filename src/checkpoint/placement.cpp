@@ -10,6 +10,7 @@
 #include "checkpoint/listing.h"
 #include "checkpoint/names.h"
 #include "checkpoint/shard_references.h"
+#include "os/access.h"
 #include "os/file_type.h"
 
 namespace trunkline::checkpoint {
@@ -30,6 +31,21 @@ std::unexpected<Error> volume_is_missing(const std::string& volume, const std::s
                                    "exist",
                                    directory, volume),
             .path = volume});
+}
+
+void find_replaced(const std::string& directory, const StoreDescriptor& descriptor, std::uint64_t step,
+                   Placement& placement) {
+  const std::string own = volume_step_directory(directory, std::string(kOwnVolume), step);
+  placement.replaced_manifest =
+      os::most_private_file(own, [](std::string_view name) { return commit_of(name).has_value(); });
+  if (placement.replaced_manifest.empty()) return;
+  placement.replaced_shard = os::most_private_file(own, is_shard_file);
+  for (const std::string& volume : descriptor.all_volumes()) {
+    if (!placement.replaced_shard.empty()) return;
+    placement.replaced_shard =
+        os::most_private_file(volume_step_directory(directory, volume, step), is_shard_file);
+  }
+  if (placement.replaced_shard.empty()) placement.replaced_shard = placement.replaced_manifest;
 }
 
 }  // namespace
@@ -87,8 +103,10 @@ Result<HeldDirectories> hold_step_directories(const std::string& directory, cons
 
 Placement place_shards(const std::string& directory, const StoreDescriptor& descriptor, std::uint64_t step,
                        std::span<const std::uint64_t> shards) {
-  Placement placement{.volumes = descriptor.volumes, .shards = {}, .paths = {}};
+  Placement placement;
+  placement.volumes = descriptor.volumes;
   if (placement.volumes.empty()) placement.volumes.emplace_back(kOwnVolume);
+  find_replaced(directory, descriptor, step, placement);
   const std::string nonce = random_hex(16);
   const std::uint64_t total = std::accumulate(shards.begin(), shards.end(), std::uint64_t{0});
   for (std::size_t volume = 0; volume < shards.size(); ++volume) {

@@ -16,9 +16,13 @@ namespace trunkline::checkpoint {
 
 // What the manifest of the save says of them as well, once bytes and checksums are known.
 struct Placement {
-  std::vector<std::string> volumes;     // Manifest::volumes
-  std::vector<Shard> shards;            // volume and file
-  std::vector<std::string> paths;       // of each shard
+  std::vector<std::string> volumes;  // Manifest::volumes
+  std::vector<Shard> shards;         // volume and file
+  std::vector<std::string> paths;    // of each shard
+  // Files of the checkpoint of this step that this save replaces: shards and manifest get their access
+  // rights. Empty: there is none.
+  std::string replaced_shard;
+  std::string replaced_manifest;
   bool directory_was_replaced = false;  // since what was loaded and saved before: was_replaced()
 };
 

@@ -115,7 +115,7 @@ Status SaveTransaction::write_manifest(const Commit& commit, const std::string& 
   // it.
   state_->known.saved.insert(commit);
   const std::string path = manifest_path(state_->directory, commit.step, commit.number);
-  auto written = state_->ops.create_file_durably(path, text);
+  auto written = state_->ops.create_file_durably(path, text, placement_.replaced_manifest);
   if (written) return {};
   if (written.error().code == EEXIST) {  // another process has made it
     state_->known.saved.erase(commit);

@@ -20,7 +20,7 @@ inline constexpr PackageCommand kPackageCommands[] = {
     {"workload", "Emulate trainings, checkpoints and inferences: how busy storage keeps the accelerators"},
 };
 inline constexpr PackageCommand kPackageCheckpointCommands[] = {
-    {"export", "Write a checkpoint as a .safetensors or .pt file"},
+    {"export", "Write a checkpoint as a .safetensors or .pt file, or as a folder for transformers"},
     {"import", "Save a file or folder of other programs as a step"},
     {"rm", "Remove the checkpoint of one step"},
     {"diff", "Compare two checkpoints or files: which tensors differ, and by how much"},

@@ -1,11 +1,15 @@
 #include "os/access.h"
 
+#include <fcntl.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 
+#include <bit>
 #include <cerrno>
+#include <filesystem>
 #include <optional>
 #include <string>
+#include <system_error>
 
 namespace trunkline::os {
 namespace {
@@ -74,6 +78,44 @@ void copy_directory_access(int from, int to) {
   else
     ::fremovexattr(to, kDefaultAcl);
   copy_access_of(from, old, to, kKeptBits);
+}
+
+std::optional<FileAccess> FileAccess::of(const std::string& path) {
+  FileAccess access;
+  // Before it is opened: opening a device may have side effects.
+  if (::stat(path.c_str(), &access.status_) != 0) {
+    if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
+    return access;
+  }
+  if (!S_ISREG(access.status_.st_mode)) return std::nullopt;
+  access.fd_.reset(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+  if (access.fd_.valid() && ::fstat(access.fd_.get(), &access.status_) != 0) access.fd_.reset();
+  return access;
+}
+
+void FileAccess::give_to(int fd) const {
+  if (fd_.valid())
+    copy_file_access(fd_.get(), status_, fd);
+  else
+    ::fchmod(fd, kCreateMode);  // a directory's default ACL may have added to it
+}
+
+std::string most_private_file(const std::string& directory,
+                              const std::function<bool(std::string_view name)>& is_wanted) {
+  std::string found;
+  int fewest = 0;
+  std::error_code code;
+  std::filesystem::directory_iterator entry(directory, code);
+  for (; !code && entry != std::filesystem::directory_iterator(); entry.increment(code)) {
+    struct stat status{};
+    if (!is_wanted(entry->path().filename().string()) || ::stat(entry->path().c_str(), &status) != 0)
+      continue;
+    const int rights = std::popcount(status.st_mode & 0777U);
+    if (!found.empty() && rights >= fewest) continue;
+    found = entry->path().string();
+    fewest = rights;
+  }
+  return found;
 }
 
 }  // namespace trunkline::os

@@ -3,8 +3,12 @@
 
 #include <sys/stat.h>
 
+#include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
+
+#include "os/unique_fd.h"
 
 namespace trunkline::os {
 
@@ -19,5 +23,27 @@ std::optional<std::string> attribute(int fd, const char* name);
 // control list cannot be kept, they get nothing.
 void copy_file_access(int from, const struct stat& old, int to);
 void copy_directory_access(int from, int to);
+
+// The access rights of a file, for others that take its place under other names.
+class FileAccess {
+ public:
+  static constexpr mode_t kCreateMode = 0600;  // of the files that give_to() gets
+
+  // Of the file to which `path` leads; nullopt: there is none. One that this process may not open gives
+  // nobody but the owner of a new file any rights.
+  static std::optional<FileAccess> of(const std::string& path);
+
+  // As copy_file_access(). `fd`: of a file that was created with kCreateMode.
+  void give_to(int fd) const;
+
+ private:
+  UniqueFd fd_;
+  struct stat status_{};
+};
+
+// Of the files in `directory` whose names `is_wanted` accepts, the path of the one that the fewest may use;
+// empty: there are none.
+std::string most_private_file(const std::string& directory,
+                              const std::function<bool(std::string_view name)>& is_wanted);
 
 }  // namespace trunkline::os

@@ -25,8 +25,9 @@ Status write_file_durably(const std::string& path, std::string_view contents,
                           IfPresent if_present = IfPresent::replace);
 
 // The same without the last step: returns the directory whose fsync_directory() makes the name durable.
+// `access_of`: see os/replacement_file.h.
 Result<std::string> write_synced_file(const std::string& path, std::string_view contents,
-                                      IfPresent if_present);
+                                      IfPresent if_present, const std::string& access_of = {});
 
 // The directory that holds `path`; "." for a plain name.
 std::string directory_of(const std::string& path);

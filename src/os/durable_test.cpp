@@ -154,5 +154,23 @@ TEST(ReadText, StopsAtTheLimitAndNeverWaitsForAPipe) {
   EXPECT_EQ(read_text(directory.path()).error().code, EISDIR);
 }
 
+TEST(FsyncDirectory, WorksWhereTheDirectoryMayBeWrittenAndNotRead) {
+  constexpr uid_t kNobody = 65534;
+  const uid_t user = ::geteuid();
+  const TempDirectory directory;
+  ASSERT_EQ(::chmod(directory.path().c_str(), 0300), 0);
+  if (user == 0) {  // who may read everything
+    ASSERT_EQ(::chown(directory.path().c_str(), kNobody, static_cast<gid_t>(-1)), 0);
+    ASSERT_EQ(::seteuid(kNobody), 0);
+  }
+  const auto written = write_file_durably(directory.file("a"), "text");
+  const auto synced = fsync_directory(directory.path());
+  ASSERT_EQ(::seteuid(user), 0);
+  ASSERT_EQ(::chmod(directory.path().c_str(), 0700), 0);
+  EXPECT_TRUE(written) << written.error().message;
+  EXPECT_TRUE(synced) << synced.error().message;
+  EXPECT_EQ(read_text(directory.file("a")), "text");
+}
+
 }  // namespace
 }  // namespace trunkline::os

@@ -30,6 +30,8 @@ class ReplacedFile {
 
   const std::string& path() const { return path_; }
 
+  bool exists() const { return old_.valid(); }
+
   // For open(2) with O_CREAT. If there is no old file, the kernel treats it like the mode of any new file:
   // the umask or the directory's default ACL decides.
   mode_t create_mode() const;

@@ -33,6 +33,7 @@ ReplacementFile::ReplacementFile(ReplacementFile&& other) noexcept
       if_present_(other.if_present_),
       generation_(other.generation_),
       replaced_(std::move(other.replaced_)),
+      access_(std::move(other.access_)),
       written_(std::exchange(other.written_, {})),
       fd_(std::move(other.fd_)),
       claim_(std::move(other.claim_)) {}
@@ -41,7 +42,8 @@ ReplacementFile::~ReplacementFile() {
   if (!written_.empty() && generation_ == fork_generation()) ::unlink(written_.c_str());
 }
 
-Result<ReplacementFile> ReplacementFile::create(const std::string& path, IfPresent if_present) {
+Result<ReplacementFile> ReplacementFile::create(const std::string& path, IfPresent if_present,
+                                                const std::string& access_of) {
   std::optional<ReplacedFile> replaced;
   if (if_present == IfPresent::replace) {
     auto found = ReplacedFile::find(path, "write to " + path);
@@ -50,6 +52,7 @@ Result<ReplacementFile> ReplacementFile::create(const std::string& path, IfPrese
   }
   std::string target = replaced ? replaced->path() : path;
   ReplacementFile file(std::move(target), if_present, std::move(replaced));
+  if (!file.replaced_ && !access_of.empty()) file.access_ = FileAccess::of(access_of);
   if (auto created = file.create_temporary(); !created) return std::unexpected(created.error());
   return file;
 }
@@ -57,7 +60,7 @@ Result<ReplacementFile> ReplacementFile::create(const std::string& path, IfPrese
 // In the target's directory: rename is atomic only within a filesystem.
 Status ReplacementFile::create_temporary() {
   const std::string directory = directory_of(target_);
-  const mode_t mode = replaced_ ? replaced_->create_mode() : kNewFile;
+  const mode_t mode = replaced_ ? replaced_->create_mode() : access_ ? FileAccess::kCreateMode : kNewFile;
   for (;;) {
     std::string path = temporary_name(directory);
     UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
@@ -95,10 +98,11 @@ Status ReplacementFile::sync() const {
 }
 
 Result<std::string> ReplacementFile::finish() {
-  // 1. The attributes of the file that is replaced.
+  // 1. The attributes of the file that is replaced, or of the one whose place it takes.
   if (replaced_) {
     if (auto copied = replaced_->copy_attributes_to(fd()); !copied) return std::unexpected(copied.error());
   }
+  if (access_) access_->give_to(fd());
   // 2. Sync contents and attributes to the device before any name leads to them: otherwise a crash could
   // leave an empty file. A failed fsync is not repeated, since the kernel may have dropped the pages that it
   // could not write.

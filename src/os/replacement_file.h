@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "os/access.h"
 #include "os/durable.h"
 #include "os/replaced_file.h"
 #include "os/temporary_file.h"
@@ -20,7 +21,10 @@ class ReplacementFile {
  public:
   // Creates the temporary file, beside the file to which `path` leads. With IfPresent::replace that file may
   // exist: see os/replaced_file.h for what is kept of it, and for the errors where it may not be replaced.
-  static Result<ReplacementFile> create(const std::string& path, IfPresent if_present = IfPresent::replace);
+  // With IfPresent::fail the new file gets the access rights of the file `access_of`, unless that is empty or
+  // missing.
+  static Result<ReplacementFile> create(const std::string& path, IfPresent if_present = IfPresent::replace,
+                                        const std::string& access_of = {});
   ReplacementFile(ReplacementFile&& other) noexcept;
   ReplacementFile& operator=(ReplacementFile&&) = delete;
   ~ReplacementFile();
@@ -50,6 +54,7 @@ class ReplacementFile {
   IfPresent if_present_;
   unsigned generation_;
   std::optional<ReplacedFile> replaced_;
+  std::optional<FileAccess> access_;
   std::string written_;  // the temporary file's path; empty once there is none
   UniqueFd fd_;
   std::unique_ptr<WriterClaim> claim_;  // ends before the descriptor

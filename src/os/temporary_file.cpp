@@ -4,11 +4,13 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 
+#include <chrono>
 #include <filesystem>
 #include <random>
 #include <system_error>
 #include <utility>
 
+#include "os/listing_pace.h"
 #include "os/local_filesystem.h"
 #include "os/same_file.h"
 
@@ -65,18 +67,48 @@ std::unique_ptr<DeadWriter> DeadWriter::find(int directory, const char* name) {
   return dead;
 }
 
-void remove_dead_temporary_files(const std::string& directory) {
-  const UniqueFd opened(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!opened.valid()) return;
+namespace {
+
+// Returns how many names there are.
+std::size_t remove_dead_files(const UniqueFd& opened, const std::string& directory) {
+  std::size_t names = 0;
   std::error_code code;
   // Names are looked up in the directory that was opened, wherever its path leads by now.
   std::filesystem::directory_iterator entry(directory, code);
   for (; !code && entry != std::filesystem::directory_iterator(); entry.increment(code)) {
+    ++names;
     const std::string name = entry->path().filename().string();
     if (!is_temporary_name(name)) continue;
     if (const auto dead = DeadWriter::find(opened.get(), name.c_str()))
       ::unlinkat(opened.get(), name.c_str(), 0);
   }
+  return names;
+}
+
+UniqueFd open_directory(const std::string& directory) {
+  return UniqueFd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+}
+
+ListingPace::Nanoseconds now() {
+  const auto since = std::chrono::steady_clock::now().time_since_epoch();
+  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(since).count());
+}
+
+}  // namespace
+
+void remove_dead_temporary_files(const std::string& directory) {
+  if (const UniqueFd opened = open_directory(directory); opened.valid()) remove_dead_files(opened, directory);
+}
+
+void remove_dead_temporary_files_sometimes(const std::string& directory) {
+  static ListingPace pace;
+  const UniqueFd opened = open_directory(directory);
+  struct stat status{};
+  if (!opened.valid() || ::fstat(opened.get(), &status) != 0) return;
+  const auto began = now();
+  if (!pace.is_due(status, began)) return;
+  const std::size_t names = remove_dead_files(opened, directory);
+  pace.listed(status, names, began, now());
 }
 
 }  // namespace trunkline::os

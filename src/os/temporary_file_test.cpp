@@ -145,5 +145,13 @@ TEST_F(TemporaryFileTest, RemovalNeverHitsALiveWriter) {
   EXPECT_EQ(names(), std::set<std::string>{"a"});
 }
 
+TEST_F(TemporaryFileTest, SavesListADirectoryOfFewFilesEachTime) {
+  for (int round = 0; round < 3; ++round) {
+    make_dead();
+    remove_dead_temporary_files_sometimes(directory_.path());
+    EXPECT_TRUE(names().empty());
+  }
+}
+
 }  // namespace
 }  // namespace trunkline::os

@@ -86,6 +86,12 @@ bool is_regular(char type, std::string_view name) {
   return type == '0' || type == '7';
 }
 
+bool is_link(char type) { return type == '1' || type == '2'; }
+
+bool is_zero(std::string_view block) {
+  return std::ranges::all_of(block, [](char each) { return each == '\0'; });
+}
+
 // Links, devices, folders and pipes have no data, whatever their size says.
 bool has_data(char type) { return type < '1' || type > '6'; }
 
@@ -168,31 +174,62 @@ Result<bool> TarMembers::read_extended(char type, std::uint64_t bytes, Extended&
   return true;
 }
 
+// Passes over the zeros that begin at the current block, if there are any. Whether the file ends with them.
+Result<bool> TarMembers::skip_end_marker() {
+  const std::uint64_t file_bytes = reader_.size();
+  while (offset_ < file_bytes) {
+    const auto bytes = static_cast<std::size_t>(std::min(kBlock, file_bytes - offset_));
+    if (bytes < kBlock && !has_end_marker_)
+      return std::unexpected(error_at(ErrorKind::corrupt, "the file ends within a header of 512 bytes"));
+    const auto block = reader_.at(offset_, bytes);
+    if (!block) return std::unexpected(block.error());
+    if (!is_zero(characters(*block))) {
+      if (bytes == kBlock) return false;
+      return std::unexpected(bad_header(characters(*block)));
+    }
+    if (!has_end_marker_) ++archive_;
+    has_end_marker_ = true;
+    offset_ += bytes;
+  }
+  return true;
+}
+
+Error TarMembers::bad_header(std::string_view block) const {
+  if (has_end_marker_) {
+    return error_at(
+        ErrorKind::corrupt,
+        "after the end of the archive there is something that is not another archive: the file is "
+        "damaged, or something else was appended to it; make the archive again");
+  }
+  if (offset_ != 0) return error_at(ErrorKind::corrupt, "a header contradicts its checksum");
+  if (block.starts_with("\x1f\x8b")) {
+    return error_at(ErrorKind::unsupported,
+                    "the archive is compressed by gzip, which random access does not allow; decompress it");
+  }
+  return error_at(
+      ErrorKind::format,
+      "not a tar archive, or a damaged one, which must be copied or written again: the first header "
+      "contradicts its checksum");
+}
+
 Result<std::optional<TarMember>> TarMembers::next() {
   Extended extended;
   std::uint64_t begin = offset_;  // of the headers of the member
   const std::uint64_t file_bytes = reader_.size();
-  while (offset_ < file_bytes) {
-    if (file_bytes - offset_ < kBlock)
-      return std::unexpected(error_at(ErrorKind::corrupt, "the file ends within a header of 512 bytes"));
+  while (true) {
+    const std::uint64_t marker = offset_;
+    const auto ended = skip_end_marker();
+    if (!ended) return std::unexpected(ended.error());
+    if (*ended) break;
+    if (offset_ != marker) {  // another archive begins
+      extended = {};
+      begin = offset_;
+    }
     const auto bytes = reader_.at(offset_, kBlock);
     if (!bytes) return std::unexpected(bytes.error());
     const std::string_view block = characters(*bytes);
-    if (std::ranges::all_of(block, [](char each) { return each == '\0'; })) {
-      has_end_marker_ = true;
-      break;
-    }
-    if (!has_valid_checksum(block)) {
-      if (offset_ != 0)
-        return std::unexpected(error_at(ErrorKind::corrupt, "a header contradicts its checksum"));
-      const bool gzip = block.starts_with("\x1f\x8b");
-      return std::unexpected(
-          error_at(gzip ? ErrorKind::unsupported : ErrorKind::format,
-                   gzip ? "the archive is compressed by gzip, which random access does not "
-                          "allow; decompress it"
-                        : "not a tar archive, or a damaged one, which must be copied or written "
-                          "again: the first header contradicts its checksum"));
-    }
+    if (!has_valid_checksum(block)) return std::unexpected(bad_header(block));
+    has_end_marker_ = false;
     const char type = block[kType];
     const auto own_bytes = number_of(field(block, kSize));
     if (!own_bytes) return std::unexpected(error_at(ErrorKind::format, "a header has a malformed size"));
@@ -215,9 +252,14 @@ Result<std::optional<TarMember>> TarMembers::next() {
         return std::unexpected(error_at(ErrorKind::unsupported, "sparse files are not supported"));
       std::string name = std::move(extended.name).value_or(own_name);
       const bool regular = is_regular(type, name);
-      TarMember member{.name = std::move(name), .begin = begin, .data = data, .bytes = size};
+      TarMember member{.name = std::move(name),
+                       .begin = begin,
+                       .data = data,
+                       .bytes = size,
+                       .archive = archive_,
+                       .is_link = is_link(type)};
       offset_ = next_header;
-      if (regular) return member;
+      if (regular || member.is_link) return member;
       extended = {};
       begin = offset_;
       continue;

@@ -16,6 +16,8 @@ struct TarMember {
   std::uint64_t begin = 0;  // of its first header
   std::uint64_t data = 0;   // of its data
   std::uint64_t bytes = 0;  // of its data
+  unsigned archive = 0;     // which one it is in, of several that were concatenated
+  bool is_link = false;     // its data are elsewhere
 
   std::uint64_t end() const { return data + bytes; }
 };
@@ -30,7 +32,7 @@ struct SampleName {
 // in "__meta__".
 std::optional<SampleName> sample_name(std::string_view name);
 
-// Goes through the regular files in an archive.
+// Goes through the regular files and the links in an archive, or in several that were concatenated.
 class TarMembers {
  public:
   TarMembers(WindowReader& reader, std::string path) : reader_(reader), path_(std::move(path)) {}
@@ -38,7 +40,8 @@ class TarMembers {
   // The next file; nullopt at the end. After an error no more can be found.
   Result<std::optional<TarMember>> next();
 
-  // Whether the archive ended with the marker that it must have, rather than with the file.
+  // Whether the archive that was read last ended with the marker that it must have, rather than with the
+  // file.
   bool has_end_marker() const { return has_end_marker_; }
 
   // Where the next header is, or where the last error was found.
@@ -48,11 +51,14 @@ class TarMembers {
   struct Extended;  // what headers before the member's own say
 
   Result<bool> read_extended(char type, std::uint64_t bytes, Extended& extended);
+  Result<bool> skip_end_marker();
+  Error bad_header(std::string_view block) const;
   Error error_at(ErrorKind kind, std::string_view why) const;
 
   WindowReader& reader_;
   const std::string path_;
   std::uint64_t offset_ = 0;
+  unsigned archive_ = 0;
   bool has_end_marker_ = false;
 };
 

@@ -31,7 +31,10 @@ class Scanner {
     while (true) {
       if (stopped(options_)) return std::unexpected(stopped_error(path_));
       Result<std::optional<TarMember>> member = members_.next();
-      if (!member) return lose_rest(std::move(member.error()));
+      if (!member) {
+        if (members_.has_end_marker()) flush();  // the samples of the archive that has ended are whole
+        return lose_rest(std::move(member.error()));
+      }
       const std::optional<TarMember>& found = *member;
       if (!found) break;
       if (Status status = add(*found); !status) return std::unexpected(std::move(status.error()));
@@ -70,15 +73,24 @@ class Scanner {
   Status add(const TarMember& member) {
     const auto name = sample_name(member.name);
     if (!name) return {};
-    if (!key_ || *key_ != name->key) {
+    if (!key_ || *key_ != name->key || archive_ != member.archive) {
       flush();
       key_ = std::string(name->key);
+      archive_ = member.archive;
       begin_ = member.begin;
     }
     end_ = member.end();
     const std::string extension = lower_case(name->extension);
-    if (extensions_.insert(extension).second || !is_good_) return {};
+    const bool is_first = extensions_.insert(extension).second;
+    if (!is_good_ || (is_first && !member.is_link)) return {};
     is_good_ = false;
+    if (member.is_link) {
+      return skip(begin_,
+                  error_at(ErrorKind::unsupported, member.begin,
+                           fmt::format("the member {:?} is a link, whose data are elsewhere; make the "
+                                       "archive with tar --hard-dereference --dereference",
+                                       member.name)));
+    }
     return skip(begin_, error_at(ErrorKind::format, member.begin,
                                  fmt::format("the sample {:?} has two members {:?}", *key_, extension)));
   }
@@ -127,6 +139,7 @@ class Scanner {
   std::vector<std::pair<std::size_t, std::size_t>> keys_;  // hash of the key, and number, of each sample
   // The sample that the last member belongs to.
   std::optional<std::string> key_;
+  unsigned archive_ = 0;
   std::set<std::string> extensions_;
   std::uint64_t begin_ = 0;
   std::uint64_t end_ = 0;
@@ -151,6 +164,13 @@ Result<TarSample> parse_tar_sample(std::span<const std::byte> bytes, const std::
     if (!found) break;
     const auto name = sample_name(found->name);
     if (!name) continue;
+    if (found->is_link) {
+      return std::unexpected(
+          make_error(ErrorKind::corrupt,
+                     fmt::format("{}: holds the link {:?} in a sample: it was modified after it was indexed",
+                                 path, found->name),
+                     path));
+    }
     if (sample.members.empty()) sample.key = name->key;
     if (sample.key != name->key) {
       return std::unexpected(make_error(

@@ -14,8 +14,10 @@
 namespace trunkline::records {
 
 // Finds the samples. Each range begins with the first header of a sample and ends with the data of its last
-// member. Errors: a sample with two members of one extension, or that is in two places; an archive that does
-// not end as tar archives must, so that it may be truncated. `path` is for messages.
+// member. Errors: a sample with two members of one extension, or that is in two places; one with a link,
+// whose data are elsewhere; an archive that does not end as tar archives must, so that it may be truncated;
+// anything but another archive after its end. Of archives that were concatenated (cat a.tar b.tar) all are
+// read. `path` is for messages.
 Result<Ranges> scan_tar(Source& source, const std::string& path, const ScanOptions& options);
 
 struct SampleMember {

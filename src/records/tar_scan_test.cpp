@@ -110,8 +110,9 @@ TEST(TarScan, GroupsAdjacentMembersByKey) {
 
 TEST(TarScan, PassesOverWhatIsNotAFile) {
   const std::string file = member(Header{.name = "d/", .type = '5', .size = "00000001000"}, "") +
-                           member("d/a.jpg", "1") + member(Header{.name = "d/a.lnk", .type = '2'}, "") +
-                           member("README", "text") + member("d/a.cls", "2") +
+                           member("d/a.jpg", "1") + member(Header{.name = "latest", .type = '2'}, "") +
+                           member("README", "text") + member(Header{.name = "d/a.fifo", .type = '6'}, "") +
+                           member("d/a.cls", "2") +
                            member(Header{.name = "old/", .type = '\0', .magic = ""}, "") +
                            member(Header{.name = "e.jpg", .type = '\0', .magic = ""}, "3") + end_marker();
   EXPECT_EQ(samples(file), (Strings{"d/a jpg=1 cls=2", "e jpg=3"}));
@@ -159,6 +160,56 @@ TEST(TarScan, RejectsWhatWouldBeReadWrongly) {
       scan(member(Header{.name = "x", .type = 'x'}, "22 GNU.sparse.major=1\n") + end_marker()).error().kind,
       ErrorKind::unsupported);
   EXPECT_TRUE(scan(member(Header{.name = "g", .type = 'g'}, "13 comment=x\n") + end_marker()));
+}
+
+TEST(TarScan, RejectsLinksInSamples) {
+  for (const char type : {'1', '2'}) {
+    const std::string file = member("a.jpg", "1") + member("b.jpg", "2") +
+                             member(Header{.name = "b.cls", .type = type}, "") + member("c.jpg", "3") +
+                             end_marker();
+    const auto found = scan(file);
+    ASSERT_FALSE(found);
+    EXPECT_EQ(found.error().kind, ErrorKind::unsupported);
+    EXPECT_NE(found.error().message.find("at byte 2048: the member \"b.cls\" is a link"), std::string::npos)
+        << found.error().message;
+    EXPECT_NE(found.error().message.find("--hard-dereference"), std::string::npos) << found.error().message;
+    const auto rest = scan(file, OnDamage::skip);
+    ASSERT_TRUE(rest);
+    EXPECT_EQ(rest->offsets, (std::vector<std::uint64_t>{0, 2560}));
+    EXPECT_EQ(rest->skipped.size(), 1U);
+    EXPECT_EQ(parse_tar_sample(bytes_of(file.substr(1024, 1536)), "a").error().kind, ErrorKind::corrupt);
+  }
+}
+
+TEST(TarScan, ReadsConcatenatedArchives) {
+  const std::string first = member("a.jpg", "1") + member("a.cls", "2") + std::string(10240 - 2048, '\0');
+  const std::string second = member("b.jpg", "3") + end_marker();
+  EXPECT_EQ(samples(first + second), (Strings{"a jpg=1 cls=2", "b jpg=3"}));
+  EXPECT_EQ(samples(first + second + second.substr(1024) + member("c.jpg", "4") + end_marker()),
+            (Strings{"a jpg=1 cls=2", "b jpg=3", "c jpg=4"}));
+  EXPECT_EQ(samples(end_marker() + second), (Strings{"b jpg=3"}));
+  EXPECT_EQ(samples(first + std::string(100, '\0')), (Strings{"a jpg=1 cls=2"}));
+  // Members of one name in both would be parts of different samples.
+  const auto divided = scan(first + member("a.txt", "3") + end_marker());
+  ASSERT_FALSE(divided);
+  EXPECT_EQ(divided.error().kind, ErrorKind::format);
+  // The second one is truncated.
+  EXPECT_EQ(scan(first + member("b.jpg", "3")).error().kind, ErrorKind::corrupt);
+}
+
+TEST(TarScan, RejectsAnythingElseAfterTheEndOfTheArchive) {
+  const std::string archive = member("a.jpg", "1") + end_marker();
+  for (const std::string& rest : {std::string("x"), std::string(600, 'x'), std::string(5000, 'x')}) {
+    const auto found = scan(archive + rest);
+    ASSERT_FALSE(found);
+    EXPECT_EQ(found.error().kind, ErrorKind::corrupt);
+    EXPECT_NE(found.error().message.find("at byte 2048: after the end of the archive"), std::string::npos)
+        << found.error().message;
+    const auto skipped = scan(archive + rest, OnDamage::skip);
+    ASSERT_TRUE(skipped);
+    EXPECT_EQ(skipped->offsets, (std::vector<std::uint64_t>{0}));
+    EXPECT_EQ(skipped->skipped.size(), 1U);
+  }
 }
 
 TEST(TarScan, DetectsATruncatedArchiveWhereverItEnds) {

@@ -36,6 +36,7 @@ Result<std::unique_ptr<FileSet>> FileSet::create(const Engine& engine, std::vect
                                                  const FileSetOptions& options) {
   std::unique_ptr<FileSet> set(new FileSet(engine, options));
   std::vector<FileWriter::Target> targets;
+  if (!options.access_of.empty()) set->access_ = os::FileAccess::of(options.access_of);
   for (FileLayout& layout : layouts) {
     auto file = set->create_file(layout);
     if (!file) return std::unexpected(file.error());
@@ -61,14 +62,16 @@ Result<File> FileSet::create_file(const FileLayout& layout) {
     if (!replaced) return std::unexpected(replaced.error());
     output.path = replaced->path();
     mode = replaced->create_mode();
+    output.is_new = !replaced->exists();
     output.replaced = std::make_unique<os::ReplacedFile>(std::move(*replaced));
   } else {
     output.path = layout.path;
   }
+  if (output.is_new && access_) mode = os::FileAccess::kCreateMode;
   output.directory = os::directory_of(output.path);
   if (options_.replace &&
       std::ranges::find(outputs_, output.directory, &OutputFile::directory) == outputs_.end())
-    os::remove_dead_temporary_files(output.directory);
+    os::remove_dead_temporary_files_sometimes(output.directory);
   for (;;) {
     output.written = options_.replace ? os::temporary_name(output.directory) : output.path;
     auto file = io::open_members(engine_, {output.written}, {}, {.mode = Mode::create}, output.written, mode);
@@ -153,9 +156,7 @@ Status FileSet::write_files() {
   // 1. All bytes are in the files.
   if (auto written = writer_->finish(); !written) return written;
   // 2. They have the owners, modes and attributes of the files that they replace.
-  for (OutputFile& output : outputs_) {
-    if (auto copied = output.copy_attributes(); !copied) return std::unexpected(copied.error());
-  }
+  if (auto copied = copy_attributes(); !copied) return copied;
   // 3. Sync everything to the device before any name leads to it; a failed fsync is not repeated (ATC 2020).
   if (options_.durable) {
     if (auto synced = sync_files(); !synced) return synced;
@@ -168,6 +169,15 @@ Status FileSet::write_files() {
   }
   // 6. Check that the names that nobody else replaces still lead to what was written.
   return check_names();
+}
+
+Status FileSet::copy_attributes() {
+  for (OutputFile& output : outputs_) {
+    if (auto copied = output.copy_attributes(); !copied) return std::unexpected(copied.error());
+    if (access_ && output.is_new && output.claimed.valid()) access_->give_to(output.claimed.get());
+  }
+  access_.reset();
+  return {};
 }
 
 Result<bool> FileSet::OutputFile::copy_attributes() {
@@ -243,6 +253,7 @@ Status FileSet::sync_directories() {
 
 void FileSet::discard() {
   if (writer_) writer_->stop();
+  access_.reset();
   for (OutputFile& output : outputs_) {
     if (!output.written.empty()) ::unlink(output.written.c_str());
     output.written.clear();

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "os/access.h"
 #include "os/replaced_file.h"
 #include "os/temporary_file.h"
 #include "os/unique_fd.h"
@@ -18,9 +20,12 @@ struct FileSetOptions {
   bool durable = true;
   // Files get a temporary name first and at the end replace the file of their name, keeping its mode, owner,
   // group and extended attributes (os/replaced_file.h); files that dead writers left under temporary names in
-  // the same directory are removed. Otherwise they are created under their own names, which must not exist:
-  // for names that nothing refers to until something else is written.
+  // the same directory are removed, now or at a later save. Otherwise they are created under their own names,
+  // which must not exist: for names that nothing refers to until something else is written.
   bool replace = true;
+  // A file whose owner, group, mode and ACL the new ones get that replace none: they take its place under
+  // other names. Empty or missing: they are as any new files.
+  std::string access_of = {};
   WriteOptions write = {};
 };
 
@@ -67,6 +72,7 @@ class FileSet {
     os::UniqueFd claimed = {};
     std::unique_ptr<os::WriterClaim> claim = {};  // ends before the descriptor
     std::unique_ptr<os::ReplacedFile> replaced = {};
+    bool is_new = true;  // there is no file of that name
 
     Result<bool> copy_attributes();
     void release();
@@ -74,6 +80,7 @@ class FileSet {
 
   FileSet(const Engine& engine, const FileSetOptions& options);
   Result<File> create_file(const FileLayout& layout);
+  Status copy_attributes();
   Status claim(OutputFile& output, const File& file) const;
   Status write_files();
   Status ended(Status status);
@@ -86,6 +93,7 @@ class FileSet {
   const Engine engine_;
   const FileSetOptions options_;
   const unsigned generation_;  // a forked child must not remove its parent's files
+  std::optional<os::FileAccess> access_;
   std::vector<OutputFile> outputs_;
   std::unique_ptr<FileWriter> writer_;
 };

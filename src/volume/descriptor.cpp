@@ -9,6 +9,7 @@
 #include <random>
 
 #include "base/strict_json.h"
+#include "os/read_text.h"
 
 namespace trunkline::volume {
 namespace {
@@ -41,6 +42,13 @@ std::optional<std::string> string_of(const Json& json, std::string_view key) {
   const auto found = json.find(std::string(key));
   if (found == json.end() || !found->is_string()) return std::nullopt;
   return found->get<std::string>();
+}
+
+// Of version 2 or later: what else it says is unknown.
+bool is_newer(std::string_view text) {
+  const auto json = parse_json_object(text.substr(0, kMaxDescriptorBytes), 1);
+  return json && string_of(*json, "format") == kFormat &&
+         unsigned_of(*json, "version").value_or(0) > kVersion;
 }
 
 bool is_id(std::string_view text) {
@@ -104,6 +112,21 @@ Result<Descriptor> parse_descriptor(std::string_view text, const std::string& pa
                                     kMaxStripeBytes));
   }
   return Descriptor{*id, static_cast<unsigned>(*member), static_cast<unsigned>(*members), *stripe_bytes};
+}
+
+Result<Descriptor> read_descriptor(const std::string& path) {
+  auto text = os::read_text(path, kMaxDescriptorBytes + 1);
+  if (!text) return std::unexpected(text.error());
+  return parse_descriptor(*text, path);
+}
+
+Result<std::optional<Descriptor>> read_descriptor_if_valid(const std::string& path) {
+  const auto text = os::read_text(path, kMaxDescriptorBytes + 1);
+  if (!text) return std::unexpected(text.error());
+  auto descriptor = parse_descriptor(*text, path);
+  if (descriptor) return *std::move(descriptor);
+  if (is_newer(*text)) return std::unexpected(std::move(descriptor.error()));
+  return std::nullopt;
 }
 
 }  // namespace trunkline::volume

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -32,5 +33,11 @@ std::string format_descriptor(const Descriptor& descriptor);
 // Accepts what format_descriptor() writes, with any white space and order of keys, and nothing else: `format`
 // for everything that is not a descriptor of version 1. `path` is for the message; nothing is read from it.
 Result<Descriptor> parse_descriptor(std::string_view text, const std::string& path);
+
+// The descriptor in a file.
+Result<Descriptor> read_descriptor(const std::string& path);
+
+// The same, but none for a text that is not a descriptor of any version.
+Result<std::optional<Descriptor>> read_descriptor_if_valid(const std::string& path);
 
 }  // namespace trunkline::volume

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "os/read_text.h"
 #include "os/unique_fd.h"
 #include "volume/descriptor.h"
 
@@ -33,12 +32,6 @@ bool is_regular_file(const std::string& path) {
   return ::stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode);
 }
 
-Result<Descriptor> read_descriptor(const std::string& path) {
-  auto text = os::read_text(path, kMaxDescriptorBytes + 1);
-  if (!text) return std::unexpected(text.error());
-  return parse_descriptor(*text, path);
-}
-
 Status unlink_if_present(const std::string& path) {
   if (::unlink(path.c_str()) == 0 || errno == ENOENT) return {};
   return std::unexpected(system_error(errno, "remove " + path, path));
@@ -57,9 +50,13 @@ Status empty_durably(const std::string& path) {
 StripeFiles::StripeFiles(const std::vector<std::string>& directories, const std::string& name)
     : name_(directories.front() + "/" + name), directories_(directories), base_(name) {
   for (std::size_t i = 0; i < directories.size(); ++i) {
-    members_.push_back(fmt::format("{}/{}.{}", directories[i], name, i));
+    members_.push_back(member_path(i, static_cast<unsigned>(i)));
     descriptors_.push_back(fmt::format("{}/{}.stripe", directories[i], name));
   }
+}
+
+std::string StripeFiles::member_path(std::size_t directory, unsigned member) const {
+  return fmt::format("{}/{}.{}", directories_[directory], base_, member);
 }
 
 Status StripeFiles::check_name(const std::string& name) {
@@ -166,7 +163,7 @@ Status StripeFiles::remove_displaced(std::size_t index) const {
   const auto descriptor = read_descriptor(descriptors_[index]);
   // An unreadable descriptor names no file that could be removed.
   if (!descriptor || descriptor->member == index) return {};
-  return unlink_if_present(fmt::format("{}/{}.{}", directories_[index], base_, descriptor->member));
+  return unlink_if_present(member_path(index, descriptor->member));
 }
 
 Status StripeFiles::empty_members(const Presence& presence) const {

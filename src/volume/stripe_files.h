@@ -21,6 +21,10 @@ class StripeFiles {
   const std::string& name() const { return name_; }
   const std::vector<std::string>& members() const { return members_; }
   const std::vector<std::string>& descriptors() const { return descriptors_; }
+  const std::vector<std::string>& directories() const { return directories_; }
+
+  // The name that a member would have in one of the directories.
+  std::string member_path(std::size_t directory, unsigned member) const;
 
   // Which of the files exist now.
   struct Presence {

@@ -16,11 +16,13 @@
 #include "io/file/open_members.h"
 #include "os/file_pair.h"
 #include "volume/descriptor.h"
+#include "volume/overlap.h"
 #include "volume/stripe_files.h"
 
 namespace trunkline {
 namespace {
 
+using volume::check_no_overlap;
 using volume::StripeFiles;
 
 std::unexpected<Error> bad_argument(std::string message, std::string_view path = {}) {
@@ -80,7 +82,7 @@ Status check_free(const StripeFiles& files, const StripeFiles::Presence& presenc
     error.code = EEXIST;
     return std::unexpected(std::move(error));
   }
-  return {};
+  return presence.any_descriptor() ? check_no_overlap(files, presence, "overwrite") : Status{};
 }
 
 Status check_direct(const StripeFiles& files, const StripeFiles::Presence& presence) {
@@ -195,6 +197,7 @@ Status Volume::remove(const std::string& name) const {
   // Without any descriptor, files with the names of members are unrelated plain files.
   if (!presence->any_descriptor())
     return std::unexpected(system_error(ENOENT, "remove striped file " + files.name(), files.name()));
+  if (auto whole = check_no_overlap(files, *presence, "remove"); !whole) return whole;
   return files.remove();
 }
 

@@ -49,18 +49,33 @@ def _add_step(command: argparse.ArgumentParser) -> None:
 def _add_export(commands: Any) -> None:
     export = commands.add_parser(
         "export",
-        help="write a checkpoint as a .safetensors or .pt file",
-        description="Write a checkpoint, or a part of it, to a file that other programs read. Every byte is "
+        help="write a checkpoint as a .safetensors or .pt file, or as a folder for transformers",
+        description="Write a checkpoint, or a part of it, to files that other programs read. Every byte is "
         "compared with its checksum; memory is bounded however large the checkpoint is.",
     )
     export.add_argument(
         "directory", metavar="DIR", help="a directory of checkpoints, one of its steps, or a directory of DCP"
     )
-    export.add_argument("out", metavar="OUT", help="what to write: FILE.safetensors or FILE.pt")
+    export.add_argument(
+        "out", metavar="OUT", help="what to write: FILE.safetensors, FILE.pt, or a new folder (FOLDER/)"
+    )
     _add_step(export)
     export.add_argument("--key", help="export only what is below this key of the state, such as model")
     export.add_argument(
-        "--overwrite", "--force", dest="force", action="store_true", help="replace OUT if it exists"
+        "--max-shard-size", metavar="SIZE", help="the most bytes of a file in the folder OUT [5GB]"
+    )
+    export.add_argument(
+        "--from",
+        dest="from_folder",
+        metavar="FOLDER",
+        help="a Hugging Face folder whose configuration and tokenizer are copied into the folder OUT",
+    )
+    export.add_argument(
+        "--overwrite",
+        "--force",
+        dest="force",
+        action="store_true",
+        help="replace OUT if it is a file that exists",
     )
     export.set_defaults(run=_export)
 
@@ -122,9 +137,11 @@ def _export(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         step=options.step,
         key=options.key,
         force=options.force,
+        max_shard_size=options.max_shard_size,
+        from_folder=options.from_folder,
         show_progress=True,
     )
-    lines = [f"{name} is tied to {kept}; the file has only {kept}" for name, kept in done.dropped.items()]
+    lines = [f"{name} is tied to {kept}; only {kept} is written" for name, kept in done.dropped.items()]
     verified = "every byte verified" if done.verified else "NOT verified: the source has no checksums"
     lines.append(
         f"exported {done.source} to {done.path}: {_counted(done.tensors, 'tensor')}, "
@@ -134,6 +151,9 @@ def _export(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 
 def _import(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from trunkline._torch_or_numpy import require_torch
+
+    require_torch("importing a checkpoint", "import it where torch is")
     from trunkline._checkpoint_tools.importing import import_checkpoint
 
     done = import_checkpoint(
@@ -264,6 +284,9 @@ def _status_of(document: dict[str, Any]) -> int:
 
 
 def _diff(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from trunkline._torch_or_numpy import require_torch
+
+    require_torch("comparing checkpoints", "compare them where torch is")
     from trunkline._checkpoint_tools.difference import compare
 
     found = compare(options.a, options.b, key=options.key)

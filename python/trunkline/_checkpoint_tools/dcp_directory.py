@@ -57,7 +57,7 @@ def find(directory: str, step: int | None, *, every: bool = False) -> list[Check
         if step is not None and step_of(path.name) != step:
             raise ValueError(f"--step: {directory} holds a single checkpoint; leave out the step")
         return [Checkpoint(path, step_of(path.name), 0)]
-    commits = run_directory.commits_of(path)
+    commits = run_directory.commits_of(path, even_damaged=every or step is not None)
     found = [Checkpoint(path / step_name(each.step), each.step, each.number) for each in commits]
     if every:
         return sorted(found, key=lambda each: each.step or 0)

@@ -1,10 +1,12 @@
 """Which tensors and values of two checkpoints or files differ, and by how much."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy
 import torch
 
 from trunkline import _core
@@ -18,6 +20,10 @@ from trunkline._tensor_io.tensors import dtype_name
 from trunkline.checkpoint.load import load
 
 _WINDOW_BYTES = 32 << 20  # of each side
+_INTEGERS = {
+    *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+}
 _FILES = ("safetensors", "folder", "file")
 
 
@@ -38,7 +44,10 @@ class TensorDifference:
 
 @dataclass
 class Difference:
-    """How `a` and `b` differ; the names are those of nested keys with dots between them."""
+    """How `a` and `b` differ; the names are those of nested keys with dots between them.
+
+    Where several tensors or values have the same one, each is named by its keys: "['a']['b']".
+    """
 
     a: str
     b: str
@@ -74,7 +83,7 @@ def compare(
     """
     first, second = (_open(each, key, engine) for each in (a, b))
     result = Difference(first.source, second.source)
-    ours, theirs = dict(_leaves(first.value)), dict(_leaves(second.value))
+    ours, theirs = _named_leaves(first.value, second.value)
     result.only_a, result.only_b = _only_in(ours, theirs), _only_in(theirs, ours)
     both = [name for name in ours if name in theirs]
     total = sum(ours[name].nbytes for name in both if isinstance(ours[name], torch.Tensor))
@@ -123,17 +132,45 @@ def _open(path: "str | os.PathLike[str]", key: str | None, engine: Engine | None
     return LazyState(value, Placeholders([]), [], [], source.path)
 
 
-def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield what is no container, and empty containers, by its place."""
+def _named_leaves(*values: Any) -> list[dict[str, Any]]:
+    """Return the leaves of each value by name.
+
+    Where several in a value have the same name, as of {"a": {"b": 1}, "a.b": 2}, they are named by their
+    keys as Python shows them ("['a']['b']"), in all values.
+    """
+    leaves = [list(_leaves(value)) for value in values]
+    shared = {
+        name
+        for each in leaves
+        for name, count in Counter(_dotted(keys) for keys, _ in each).items()
+        if count > 1
+    }
+
+    def name_of(keys: tuple[Any, ...]) -> str:
+        name = _dotted(keys)
+        return "".join(f"[{key!r}]" for key in keys) if name in shared else name
+
+    return [{name_of(keys): leaf for keys, leaf in each} for each in leaves]
+
+
+def _dotted(keys: tuple[Any, ...]) -> str:
+    name = ""
+    for key in keys:
+        name = f"{name}.{key}" if name else str(key)
+    return name
+
+
+def _leaves(value: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield what is no container, and empty containers, by the keys that lead to it."""
     items: list[tuple[Any, Any]] = []
     if isinstance(value, Mapping):
         items = list(value.items())
     elif isinstance(value, list | tuple) and not isinstance(value, torch.Size):
         items = list(enumerate(value))
     if not items:
-        yield prefix, value
+        yield keys, value
     for key, item in items:
-        yield from _leaves(item, f"{prefix}.{key}" if prefix else str(key))
+        yield from _leaves(item, (*keys, key))
 
 
 def _are_same(one: Any, other: Any) -> bool:
@@ -198,6 +235,8 @@ def _differing(one: torch.Tensor, other: torch.Tensor) -> tuple[int, float | Non
     """Return how many elements differ, and by how much at most; None where that is no number."""
     if one.dtype == other.dtype and torch.equal(one.view(torch.uint8), other.view(torch.uint8)):
         return 0, None
+    if one.dtype in _INTEGERS and other.dtype in _INTEGERS:
+        return _differing_integers(one.numpy(), other.numpy())
     if one.is_complex() or other.is_complex():
         wide = torch.complex128
     elif one.dtype.is_floating_point or other.dtype.is_floating_point or one.dtype != other.dtype:
@@ -219,3 +258,18 @@ def _differing(one: torch.Tensor, other: torch.Tensor) -> tuple[int, float | Non
     largest = (left[differs].to(number) - right[differs].to(number)).abs()
     finite = largest[largest.isfinite()]
     return count, float(finite.max()) if len(finite) else None
+
+
+def _differing_integers(one: "numpy.ndarray", other: "numpy.ndarray") -> tuple[int, float | None]:
+    """Return how many integers differ, and by how much at most; float64 cannot represent large ones."""
+    # In two's complement, integers of the same sign are ordered as their bits are.
+    left, right = one.astype(numpy.uint64), other.astype(numpy.uint64)
+    same_sign = (one < 0) == (other < 0)
+    differs = (left != right) | ~same_sign
+    count = int(differs.sum())
+    if count == 0:
+        return 0, None
+    near = differs & same_sign
+    largest = numpy.max(numpy.maximum(left, right)[near] - numpy.minimum(left, right)[near], initial=0)
+    far = numpy.abs(one[~same_sign].astype(numpy.float64) - other[~same_sign].astype(numpy.float64))
+    return count, max(float(largest), float(numpy.max(far, initial=0.0)))

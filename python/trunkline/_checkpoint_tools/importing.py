@@ -46,8 +46,9 @@ def import_checkpoint(
     "model". `allow_pickle`: required for directories of torch's FileSystemWriter, whose reader runs the
     pickles in them: only for sources that you trust.
 
-    The state is held in memory meanwhile. Checksums that the source has are verified. Raises FileExistsError
-    for a step that exists, or if there are later ones; Unsupported for other sources; the errors of load().
+    Waits for saves of this process to `source`. The state is held in memory meanwhile. Checksums that the
+    source has are verified. Raises FileExistsError for a step that exists, or if there are later ones;
+    Unsupported for other sources; the errors of load().
     """
     number = step_argument(step)
     allow_pickle = bool_argument(allow_pickle, "allow_pickle")

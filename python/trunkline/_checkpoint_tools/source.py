@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,7 +12,10 @@ from trunkline._errors import Unsupported, exception_of
 from trunkline._export.lazy_state import LazyState
 from trunkline._formats.checkpoint_names import DESCRIPTOR, is_manifest, step_of
 from trunkline._formats.dcp_names import MANIFEST, is_rank_manifest_name, is_torch_name
+from trunkline.checkpoint.directory.running_saves import await_saves_at
 from trunkline.checkpoint.directory.stored_step import open_step
+from trunkline.checkpoint.load import awaited_path
+from trunkline.checkpoint.save_order import await_saves_of
 
 Kind = Literal["run", "step", "dcp", "dcp-run", "dcp-torch", "safetensors", "folder", "file", "unknown"]
 
@@ -25,8 +29,12 @@ class Source:
 
 
 def find_source(path: "str | os.PathLike[str]") -> Source:
-    """Return what a path leads to, by the names of files. Raises FileNotFoundError."""
+    """Return what a path leads to, by the names of files. Raises FileNotFoundError.
+
+    Waits for saves of this process to it, as load() does.
+    """
     name = os.fsdecode(path)
+    _await_saves(name)
     try:
         names = os.listdir(name)  # noqa: PTH208 - names, not paths
     except NotADirectoryError:
@@ -36,6 +44,15 @@ def find_source(path: "str | os.PathLike[str]") -> Source:
             "system", errno.ENOENT, f"{name} does not exist (is the path mistyped?)", name
         ) from None
     return Source(name, _kind_of(name, names))
+
+
+def _await_saves(path: str) -> None:
+    await_saves_of(awaited_path(path))
+    await_saves_at(path)
+    of_dcp = sys.modules.get("trunkline.dcp.running_saves")  # it needs torch
+    if of_dcp is not None:
+        for directory in (path, os.path.dirname(os.path.abspath(path))):  # noqa: PTH120, PTH100 - or of a step
+            of_dcp.await_others(Path(directory))
 
 
 def _kind_of(path: str, names: list[str]) -> Kind:

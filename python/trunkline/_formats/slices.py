@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy
-import torch
+
+from trunkline._torch_or_numpy import torch
 
 # Rows that a slice reads one by one; of more, all between the first and the last is read.
 _MAX_RUNS = 1 << 20

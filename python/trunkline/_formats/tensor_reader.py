@@ -1,14 +1,15 @@
 """An open file whose tensors are read one by one, and slices of them."""
 
+from collections import Counter
 from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-import torch
-
-from trunkline._errors import Error
+from trunkline._errors import Error, Unsupported
 from trunkline._formats.slices import Block, block_of, runs_of
+from trunkline._tensor_io.arrays import array_of
 from trunkline._tensor_io.memory import empty_bytes
+from trunkline._torch_or_numpy import HAS_TORCH, torch
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -31,7 +32,7 @@ class Source(Protocol):
     metadata: dict[str, str]
 
     def names(self) -> list[str]:
-        """Return the names of all tensors, in the order of the file."""
+        """Return the names of all tensors, in the order of the file; a name for each tensor that has it."""
 
     def describe(self, name: str) -> Description:
         """Return the description of a tensor."""
@@ -56,7 +57,7 @@ class TensorReader:
         """Not for users: open_tensors() makes readers."""
         self._device = device
         self._source: Source | None = source
-        self._names = dict.fromkeys(source.names())
+        self._names = Counter(source.names())  # how many tensors have each name
         self._path = source.path
         self._verifies_slices = verifies_slices
 
@@ -65,8 +66,11 @@ class TensorReader:
         return list(self._names)
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """Read a tensor, and verify it as open_tensors() was told. Raises KeyError if there is none."""
-        return self._of(name).read(name)
+        """Read a tensor, and verify it as open_tensors() was told.
+
+        Raises KeyError if there is none, Unsupported if several tensors have the name.
+        """
+        return self._result(name, self._of(name).read(name))
 
     get_tensor = __getitem__  # as safetensors.safe_open
 
@@ -117,7 +121,18 @@ class TensorReader:
         source = self._opened()
         if name not in self._names:
             raise KeyError(f"{self._path} has no tensor named {name!r}; keys() has all names")
+        if self._names[name] > 1:
+            raise Unsupported(
+                None,
+                f"{self._path} has {self._names[name]} tensors that are named {name!r}, under different keys "
+                '(such as 0 and "0", or "a.b" and "b" in "a"); load them with load()',
+                self._path,
+            )
         return source
+
+    def _result(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Return what users get of a tensor: where torch is not installed, an array."""
+        return tensor if HAS_TORCH else cast("torch.Tensor", array_of(tensor, name))
 
     def _slice(self, name: str, about: Description, block: Block) -> torch.Tensor:
         source = self._of(name)
@@ -162,7 +177,8 @@ class TensorSlice:
         Only the bytes of the slice are read, and small gaps between them; of a slice with steps also what the
         steps leave out. Raises TypeError for any other index, IndexError for one outside of the shape.
         """
-        return self._reader._slice(self._name, self._about, block_of(index, self._about.shape))
+        read = self._reader._slice(self._name, self._about, block_of(index, self._about.shape))
+        return self._reader._result(self._name, read)
 
     def __repr__(self) -> str:
         return f"<trunkline.TensorSlice {self._name!r}: {self.dtype}, {list(self.shape)}>"

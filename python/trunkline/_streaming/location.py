@@ -62,6 +62,33 @@ class PackLocation:
         return ", ".join(map(str, self.directories))
 
     @property
+    def weights_path(self) -> Path:
+        """The file of the weights; the first of several."""
+        return self._members[0]
+
+    def removable_bytes(self) -> dict[Path, int]:
+        """Return the bytes on the disk, by directory, that making a pack here frees at first."""
+        found = dict.fromkeys(self.directories, 0)
+        for directory, member in zip(self.directories, self._members, strict=True):
+            with suppress(OSError):
+                found[directory] += member.stat().st_blocks * 512
+        return found
+
+    def check_is_pack(self) -> None:
+        """Raise an error, which names the file, unless all that remove() would remove belongs to a pack."""
+        if len(self.directories) > 1:
+            self._check_striped([])
+        for member in self._members[:1]:
+            if not _is_absent_or_pack(member, []):
+                raise exception_of(
+                    "system",
+                    errno.EEXIST,
+                    f"cannot remove the pack in {self.display_name}: {member} is not the weights of a pack; "
+                    "nothing was removed",
+                    str(member),
+                )
+
+    @property
     def _volume(self) -> Volume | None:
         if len(self.directories) == 1:
             return None

@@ -50,6 +50,7 @@ class Manifest:
     source: list[SourceFile]
     tensors: list[FileTensor] = field(default_factory=list)  # in the order of their bytes; `file` is 0
     directories: list[str] = field(default_factory=list)  # if there are several; [] in older manifests
+    model: str = ""  # as the user called it, for lists of packs; "" in older manifests
 
     def write(self, directory: Path) -> None:
         """Write the manifest into the directory, atomically and durably: from now on the pack exists."""
@@ -59,6 +60,7 @@ class Manifest:
         document = {
             "format": _FORMAT,
             "version": _VERSION,
+            "model": self.model,
             "weights": weights,
             "recipe": asdict(self.recipe),
             "source": [asdict(file) for file in self.source],
@@ -139,6 +141,7 @@ def _of(document: dict[str, Any]) -> Manifest:
         source=[SourceFile(**file) for file in document["source"]],
         tensors=[_tensor_of(entry) for entry in document["tensors"]],
         directories=list(map(str, weights.get("directories", []))),
+        model=str(document.get("model", "")),
     )
     if manifest.directories and len(manifest.directories) != manifest.volumes:
         raise ValueError("its list of directories is incomplete")

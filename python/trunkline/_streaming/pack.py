@@ -116,13 +116,14 @@ def make(
     before: Sequence[SourceFile],
     source: Source,
     contents: Iterator[tuple[str, torch.Tensor]],
+    model: str,
 ) -> Manifest:
     """Write a pack of tensors whose values `contents` yields from `source`, in any order.
 
     The pack exists only once all of it is durable. `before`: file_versions() from before `source` opened the
-    files. The location must be locked. Needs memory for one tensor, and for what `source` reads ahead. Closes
-    `source`. Raises OSError for other files in the way, and for errors of writing; then nothing is left of
-    the pack.
+    files. `model`: how the user calls it. The location must be locked. Needs memory for one tensor, and for
+    what `source` reads ahead. Closes `source`. Raises OSError for other files in the way, and for errors of
+    writing; then nothing is left of the pack.
     """
     began = time.monotonic()
     _log.info(
@@ -146,10 +147,12 @@ def make(
         try:
             with file:
                 location.restrict_access([header.path for header in headers])  # before anything is written
-                manifest = Manifest(WEIGHTS, layout.nbytes, len(location.directories), recipe, [])
+                manifest = Manifest(
+                    WEIGHTS, layout.nbytes, len(location.directories), recipe, [], model=model
+                )
                 if manifest.volumes > 1:
                     manifest.directories = [str(directory.resolve()) for directory in location.directories]
-                manifest.tensors = _write(file, layout, contents)
+                manifest.tensors = _write(file, layout, contents, f"packing {model}")
                 file.sync()
                 manifest.source = [
                     replace(was, data_crc32c=checksum)
@@ -168,10 +171,12 @@ def make(
         return manifest
 
 
-def _write(file: File, layout: Layout, contents: Iterator[tuple[str, torch.Tensor]]) -> list[FileTensor]:
+def _write(
+    file: File, layout: Layout, contents: Iterator[tuple[str, torch.Tensor]], what: str
+) -> list[FileTensor]:
     places = {stored.name: stored for stored in layout.tensors}
     written: dict[str, FileTensor] = {}
-    progress = Progress("packing", layout.nbytes)
+    progress = Progress(what, layout.nbytes, log=_log)
     try:
         # First the mark: also a file that a crash left incomplete must be known as a pack.
         file.pwrite(layout.head[:MARK_BYTES], 0)

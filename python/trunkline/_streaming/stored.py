@@ -10,6 +10,7 @@ import torch
 from trunkline._core import File, FileLayout
 from trunkline._errors import Corrupt
 from trunkline._formats.safetensors.loader import Header, dtype_and_shape
+from trunkline._streaming.roofline import PAGE_BYTES
 from trunkline._tensor_io import transfer
 from trunkline._tensor_io.memory import CPU, empty_bytes, is_fresh
 
@@ -40,8 +41,21 @@ class FileTensor:
     @property
     def misalignment(self) -> int:
         """Its offset modulo TENSOR_ALIGNMENT; 0 if the dtype could not be viewed there in a mapped file."""
-        found = self.offset % TENSOR_ALIGNMENT
-        return found if found % self.dtype.itemsize == 0 else 0
+        return self.offset % TENSOR_ALIGNMENT if self.is_viewable else 0
+
+    @property
+    def is_viewable(self) -> bool:
+        """Whether its dtype can be viewed in memory that is aligned as the file is."""
+        return self.offset % self.dtype.itemsize == 0
+
+    def next_begin(self, at: int) -> int:
+        """Return the first byte from `at` on where it may begin in memory that begins with a page.
+
+        That is where it is read without a copy; if its dtype cannot be viewed there, an aligned one.
+        """
+        if self.is_viewable:
+            return at + (self.offset - at) % PAGE_BYTES
+        return at + -at % TENSOR_ALIGNMENT
 
     def slice(self, index: int) -> "FileTensor":
         """Return one element of the first dimension."""

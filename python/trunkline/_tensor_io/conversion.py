@@ -4,7 +4,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
-import torch
+from trunkline._torch_or_numpy import torch
 
 _CONTAINERS = (dict, OrderedDict, list, tuple)  # others, such as torch.Size, hold no tensors
 
@@ -27,7 +27,8 @@ def converted(value: Any, dtype: torch.dtype) -> Any:
     """Return a nesting with its floating-point tensors as `dtype`; dicts and lists are changed in place.
 
     Tensors of fewer than 16 bits are stored in a quantized form and stay as they are, like all other values.
-    A tensor is freed once it is converted. Equal views of the same memory become one tensor.
+    A tensor is freed once it is converted. Tensors that are equal views of the same memory share the new one,
+    and each stays what it is, a Parameter or not; other views get memory of their own.
     """
     counts = Counter(_memory_of(tensor) for tensor in _tensors_in(value) if _is_converted(tensor, dtype))
     return _Converter(dtype, {memory for memory, count in counts.items() if count > 1}).convert(value)
@@ -59,7 +60,8 @@ class _Converter:
     def __init__(self, dtype: torch.dtype, shared: set[tuple[Any, ...]]) -> None:
         self._dtype = dtype
         self._shared = shared  # memory of more than one tensor
-        self._made: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._memory: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._made: dict[tuple[Any, ...], torch.Tensor] = {}
         self._containers: dict[int, Any] = {}
 
     def convert(self, value: Any) -> Any:
@@ -77,13 +79,19 @@ class _Converter:
 
     def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         memory = _memory_of(tensor)
-        if memory in self._made:
-            return self._made[memory][1]
-        result = tensor.detach().to(self._dtype)
-        if isinstance(tensor, torch.nn.Parameter):
-            result = torch.nn.Parameter(result, tensor.requires_grad)
-        elif tensor.requires_grad:
-            result.requires_grad_()
-        if memory in self._shared:
-            self._made[memory] = tensor, result  # with the first: its address must not be used again
-        return result
+        if memory not in self._shared:
+            return _like(tensor, tensor.detach().to(self._dtype))
+        if memory not in self._memory:
+            # With the tensor: its address must not be used again.
+            self._memory[memory] = tensor, tensor.detach().to(self._dtype)
+        kind = (*memory, isinstance(tensor, torch.nn.Parameter), tensor.requires_grad)
+        if kind not in self._made:
+            self._made[kind] = _like(tensor, self._memory[memory][1].detach())
+        return self._made[kind]
+
+
+def _like(tensor: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+    """Return `memory` as a Parameter if the tensor is one, and with its need for gradients."""
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(memory, tensor.requires_grad)
+    return memory.requires_grad_() if tensor.requires_grad else memory

@@ -4,9 +4,8 @@ import collections
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from trunkline._tensor_io.memory import CPU, is_in_reach
+from trunkline._torch_or_numpy import torch
 
 
 def savable(state: Any) -> Any:

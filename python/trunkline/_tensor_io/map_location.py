@@ -3,9 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-import torch
-
 from trunkline._tensor_io.memory import Device, device_argument
+from trunkline._torch_or_numpy import torch
 
 # Return the device for tensors that were saved on a device: of "cpu" or "cuda:1".
 DeviceOf: TypeAlias = Callable[[str], torch.device]

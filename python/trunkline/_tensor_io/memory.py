@@ -3,10 +3,9 @@
 import errno
 from typing import TypeAlias
 
-import torch
-
 from trunkline import _core
 from trunkline._errors import Error, Unsupported
+from trunkline._torch_or_numpy import HAS_TORCH, torch
 
 Device: TypeAlias = "str | int | torch.device"
 
@@ -42,9 +41,8 @@ def device_argument(device: Device, path: str | None = None, argument: str = "de
             None, f'{argument}: {wanted} is not supported; load to "cpu" and move from there', path
         )
     if wanted.type == "cuda" and not torch.cuda.is_available():
-        raise Unsupported(
-            None, f'{argument}: {wanted} is not available: torch sees no CUDA GPU; use "cpu"', path
-        )
+        why = "torch sees no CUDA GPU" if HAS_TORCH else "torch is not installed"
+        raise Unsupported(None, f'{argument}: {wanted} is not available: {why}; use "cpu"', path)
     return wanted
 
 

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable
 
-import torch
-
 from trunkline._errors import Unsupported
+from trunkline._torch_or_numpy import torch
 
 
 def side_streams(tensors: Iterable[torch.Tensor]) -> dict[torch.device, torch.cuda.Stream]:

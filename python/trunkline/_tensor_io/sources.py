@@ -3,10 +3,9 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-import torch
-
 from trunkline._core import Engine, FileLayout, FileSet, GcPause, crc32c_of_samples
 from trunkline._errors import Error
+from trunkline._torch_or_numpy import torch
 from trunkline._types import Path
 
 
@@ -187,6 +186,7 @@ class CheckedFileSet(FileSet):
         replace: bool = True,
         stage_all: bool = False,
         staging_bytes: "int | str | None" = None,
+        access_of: "str | None" = None,
     ) -> None:
         """Create the files; `what` and `path` are for messages."""
         super().__init__(
@@ -196,6 +196,7 @@ class CheckedFileSet(FileSet):
             replace=replace,
             stage_all=stage_all,
             staging_bytes=staging_bytes,
+            access_of=access_of,
         )
         self._sources: Sources | None = sources
         self._what = what

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-import torch
-
 from trunkline._tensor_io.memory import is_in_reach
+from trunkline._torch_or_numpy import LIBRARY, VERSION, torch
 
 # The names of https://huggingface.co/docs/safetensors for dtypes that both it and torch have.
 _SAFETENSORS_NAMES: dict[torch.dtype, str] = {
@@ -29,12 +28,14 @@ _SAFETENSORS_NAMES: dict[torch.dtype, str] = {
     torch.float64: "F64",
     torch.complex64: "C64",
 }
+SAFETENSORS_NAMES = frozenset(_SAFETENSORS_NAMES.values())
 _PLAIN_TYPES: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter)
 _QUANTISED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 _ALL_DTYPES = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 _NAMES: dict[torch.dtype, str] = {
-    dtype: _SAFETENSORS_NAMES.get(dtype, str(dtype)) for dtype in sorted(_ALL_DTYPES, key=str)
+    dtype: _SAFETENSORS_NAMES.get(dtype, f"torch.{str(dtype).removeprefix('torch.')}")
+    for dtype in sorted(_ALL_DTYPES, key=str)
 }
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 # Stored unchanged, for any shape.
@@ -52,7 +53,7 @@ def dtype_named(name: str) -> torch.dtype:
     try:
         return _DTYPES[name]
     except KeyError:
-        raise ValueError(f"{name!r} is not a dtype of this torch ({torch.__version__})") from None
+        raise ValueError(f"{name!r} is not a dtype of this {LIBRARY} ({VERSION})") from None
 
 
 def in_safetensors(dtype: torch.dtype) -> bool:

@@ -51,13 +51,19 @@ class Work:
 
 
 def write_layouts(
-    layouts: Sequence[FileLayout], *, engine: Engine | None = None, durable: bool = True, replace: bool = True
+    layouts: Sequence[FileLayout],
+    *,
+    engine: Engine | None = None,
+    durable: bool = True,
+    replace: bool = True,
+    access_of: "str | None" = None,
 ) -> list[list[int]]:
     """Write all of `layouts` and return their checksums.
 
-    Each file appears complete, and with `durable` survives a power failure.
+    Each file appears complete, and with `durable` survives a power failure. `access_of`: a file whose owner,
+    group, mode and ACL new files get; they do not replace it, but take its place.
     """
-    files = FileSet(layouts, engine=engine, durable=durable, replace=replace)
+    files = FileSet(layouts, engine=engine, durable=durable, replace=replace, access_of=access_of)
     write_files(files)
     return [files.checksums(index) for index in range(len(layouts))]
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from trunkline._core import Engine
 from trunkline._formats.suffixes import PT_SUFFIXES
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from trunkline._formats.selection import Selection
+    from trunkline._tensor_io.arrays import Array, Framework
     from trunkline._tensor_io.map_location import DeviceOf, MapLocation
 
 Verify = Literal["auto"] | bool
@@ -28,6 +29,39 @@ class _Options(NamedTuple):
     verify: Verify
     mmap: bool
     selection: "Selection | None"
+    framework: "Framework | None"
+
+
+@overload
+def load(
+    path: Path,
+    *,
+    device: "str | int | torch.device" = "cpu",
+    verify: Verify = "auto",
+    mmap: bool = False,
+    engine: Engine | None = None,
+    map_location: "MapLocation | None" = None,
+    weights_only: Literal[True] | None = True,
+    keys: "str | Iterable[str] | Callable[[str], bool] | None" = None,
+    dtype: "torch.dtype | str | None" = None,
+    framework: Literal["numpy", "np"],
+) -> "dict[str, Array]": ...
+
+
+@overload
+def load(
+    path: Path,
+    *,
+    device: "str | int | torch.device" = "cpu",
+    verify: Verify = "auto",
+    mmap: bool = False,
+    engine: Engine | None = None,
+    map_location: "MapLocation | None" = None,
+    weights_only: Literal[True] | None = True,
+    keys: "str | Iterable[str] | Callable[[str], bool] | None" = None,
+    dtype: "torch.dtype | str | None" = None,
+    framework: Literal["torch", "pt"] | None = None,
+) -> Any: ...
 
 
 @makes_ordinary_tensors
@@ -42,6 +76,7 @@ def load(
     weights_only: Literal[True] | None = True,
     keys: "str | Iterable[str] | Callable[[str], bool] | None" = None,
     dtype: "torch.dtype | str | None" = None,
+    framework: "Framework | None" = None,
 ) -> Any:
     """Read what torch.save, safetensors or save() wrote: the object of a .pt file, or a dict of tensors.
 
@@ -67,6 +102,10 @@ def load(
     tensors' own bytes are read, and gaps between them of up to 64 KiB. A .pt file whose pickle does more than
     build tensors is read whole. open_tensors() reads tensors one by one, and slices of them.
 
+    `framework`: what .safetensors files are loaded as: "torch" ("pt"), "numpy" ("np"), or None: as tensors of
+    torch, or where that is not installed as arrays of numpy. Arrays are in main memory; dtypes that numpy
+    lacks, such as BF16, are those of the package ml_dtypes, if it is installed. .pt files need torch.
+
     `dtype`: floating-point tensors are converted to it once all are read ("bfloat16", torch.float16); those
     of 8 bits and fewer stay as they are.
 
@@ -80,8 +119,9 @@ def load(
     not matter. `weights_only`: can only be True (ValueError), since loading runs no code of the file.
 
     Raises Corrupt, which names file, tensor and chunk, if bytes contradict their checksum or the file is
-    truncated; Format for a file in none of these formats; Unsupported for types that weights_only forbids;
-    TypeError for an open file: only files with a name are read. Thread-safe.
+    truncated; Format for a file in none of these formats; Unsupported for types that weights_only forbids,
+    dtypes that the framework lacks, and .pt files without torch; TypeError for an open file: only files with
+    a name are read. Thread-safe.
     """
     if weights_only not in (None, True):
         raise ValueError(
@@ -99,16 +139,26 @@ def load(
         raise ValueError(f'verify: must be "auto", True or False, not {verify!r}')
     from trunkline._arguments import bool_argument, check_engine
     from trunkline._formats.selection import Selection
+    from trunkline._tensor_io.arrays import arrays_of, wants_arrays
     from trunkline._tensor_io.conversion import converted, dtype_argument
+    from trunkline._torch_or_numpy import require_torch
 
     mmap = bool_argument(mmap, "mmap")
     check_engine(engine)
+    as_arrays = wants_arrays(framework)
+    if dtype is not None:
+        require_torch("dtype=", "convert the arrays (array.astype)")
     wanted = dtype_argument(dtype)
     selection = None if keys is None else Selection(keys)
-    options = _Options(_devices_of(device, map_location, name), engine, verify, mmap, selection)
+    locate = _devices_of(device, map_location, name)
+    if framework is not None and as_arrays and locate("cpu").type != "cpu":
+        raise ValueError(f"framework: arrays of numpy are in main memory, not on {locate('cpu')}")
+    options = _Options(locate, engine, verify, mmap, selection, framework)
     with span("checkpoint", "load", name):
         loaded = _load(name, options)
-        return loaded if wanted is None else converted(loaded, wanted)
+        if wanted is not None:
+            loaded = converted(loaded, wanted)
+        return arrays_of(loaded, name) if as_arrays else loaded
 
 
 def _devices_of(
@@ -128,12 +178,19 @@ def _devices_of(
 
 
 def _load(name: str, options: _Options) -> Any:
+    from trunkline._torch_or_numpy import require_torch
     from trunkline.checkpoint.save_order import await_saves_of
 
     await_saves_of(awaited_path(name))
     kind = kind_of_file(name, options.engine)
-    locate, engine, verify, mmap, selection = options
+    locate, engine, verify, mmap, selection, framework = options
     if kind == "pt":
+        require_torch(f"{name}: loading a .pt file", "convert it to .safetensors where torch is", name)
+        if framework in ("numpy", "np"):
+            raise ValueError(
+                f"framework: {name} is a .pt file, whose tensors are of torch; load it without framework, "
+                "and call tensor.numpy()"
+            )
         from trunkline._formats import pt
 
         return pt.load(name, locate=locate, engine=engine, verify=verify, mmap=mmap, selection=selection)

@@ -21,6 +21,7 @@ from trunkline._tensor_io.background import Claim, exit_watch, start_thread
 from trunkline._tensor_io.flag import Flag
 from trunkline._tensor_io.sources import SourceLayout
 from trunkline._tensor_io.transfer import write_files
+from trunkline._torch_or_numpy import require_torch
 from trunkline._trace import span
 from trunkline._types import Path
 from trunkline._waits import Wait
@@ -52,8 +53,9 @@ def save(
     twice.
 
     Stock torch.load and safetensors read the files. `obj` is anything that torch.save supports, for
-    .safetensors a mapping of names to tensors. Tensors may be on the CPU or on CUDA GPUs, whose current
-    stream is waited for, and must not change meanwhile.
+    .safetensors a mapping of names to tensors of torch, arrays of numpy, or both; arrays need no torch.
+    Tensors may be on the CPU or on CUDA GPUs, whose current stream is waited for, and must not change
+    meanwhile.
 
     The file appears complete under its name, at the end: if anything ends the save early (an error, Ctrl-C,
     a crash), an older file with that name is still there. `durable`: the file also survives a power failure
@@ -68,10 +70,11 @@ def save(
 
     Raises ValueError for another suffix without `format`, a `format` that contradicts the suffix, a URL or a
     leading "~"; Unsupported for tensors that the file cannot hold, such as those whose storage was freed and,
-    in .safetensors files, sparse, quantised and complex32 ones; TypeError for a .safetensors file of anything
-    but tensors by name; for a .pt file also the errors of pickle (TypeError, PicklingError). Errors of the
-    filesystem name the file by its absolute path, since the working directory may change meanwhile. If
-    earlier save_async calls failed and their handles were dropped, this raises their errors, all in one, and
+    in .safetensors files, sparse, quantised and complex32 ones, and for .pt files without torch; TypeError
+    for a .safetensors file of anything but tensors and arrays by name; for a .pt file also the errors of
+    pickle (TypeError, PicklingError). Errors of the filesystem name the file by its absolute path, since the
+    working directory may change meanwhile. If earlier save_async calls failed and their handles were dropped,
+    this raises their errors, all in one, and
     saves nothing: call it again. Thread-safe.
     """
     if is_open_file(path):
@@ -95,6 +98,7 @@ def _write_to(file: BinaryFile, obj: Any, checksum: bool, chosen: Format | None)
 
         safetensors.write_to(file, obj, checksum=checksum)
         return
+    require_torch("saving in the format of torch.save", 'pass format="safetensors" for arrays by name')
     from trunkline._formats import pt
 
     pt.write_to(file, obj, str(getattr(file, "name", None) or f"a {type(file).__name__}"))
@@ -192,6 +196,11 @@ def lay_out(obj: Any, path: Path, checksum: bool, chosen: Format | None = None) 
             f'format: is "{chosen}", but the suffix of {path_name(path)} names the format "{named}"'
         )
     if (chosen or named) == "pt":
+        require_torch(
+            f"{name}: saving a .pt file",
+            "save arrays by name to a .safetensors file, or use a Checkpointer",
+            name,
+        )
         from trunkline._formats import pt
 
         with GcPause():

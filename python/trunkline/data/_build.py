@@ -129,7 +129,13 @@ def _shown(kind: str) -> str:
 
 
 def _build(name: str, listing: Listing, options: Options, volume: Volume | None = None) -> Index:
-    key = {"format": name, "columns": options.columns and list(options.columns), "skip": options.skip}
+    key: dict[str, Any] = {
+        "format": name,
+        "columns": options.columns and list(options.columns),
+        "skip": options.skip,
+    }
+    if name == "webdataset":
+        key["rules"] = 2  # earlier builds left out linked members, and archives after the first
     cache = Cache(options.cache, listing, key) if options.cache and name in _TABLES else None
     old = cache.load() if cache is not None else None
     if old is not None and is_current(old, listing):

@@ -3,19 +3,19 @@
 import contextlib
 import dataclasses
 import errno
+import functools
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, SupportsIndex
 
-import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
-from trunkline._arguments import bool_argument, check_engine, keep_argument, started_ranks, step_argument
+from trunkline._arguments import bool_argument, check_engine, keep_argument, step_argument
 from trunkline._core import Engine, Volume, is_on_local_filesystem
 from trunkline._errors import exception_of
 from trunkline._exit_hook import check_threads_run
@@ -25,9 +25,10 @@ from trunkline._paths import absolute_path, path_name
 from trunkline._trace import span
 from trunkline._warnings import caller, warn_without_failing
 from trunkline.checkpoint.directory.turn import Turn
-from trunkline.checkpoint.ranks.group import rank_error
-from trunkline.dcp import _directory, run_directory
+from trunkline.checkpoint.ranks.store import rank_error
+from trunkline.dcp import _directory, run_directory, running_saves
 from trunkline.dcp._reader import StorageReader
+from trunkline.dcp._run_ranks import RunRanks
 from trunkline.dcp._writer import StorageWriter
 from trunkline.dcp.run_directory import Commit
 
@@ -37,9 +38,17 @@ _log = Log("checkpoint")
 class _StepWriter(StorageWriter):
     """Writes one step, whose manifest has the number of the commit."""
 
-    def __init__(self, path: Path, save_id: str, **options: Any) -> None:
+    def __init__(self, path: Path, save_id: str, ranks: RunRanks, **options: Any) -> None:
         super().__init__(path, **options)
         self._save_id = save_id
+        self._ranks = ranks
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Copy the state for a save in the background, or raise on all ranks if one of them cannot."""
+        copied: dict[str, Any] = self._ranks.together(
+            "async_save()", functools.partial(super().stage, state_dict)
+        )
+        return copied
 
     def storage_meta(self) -> StorageMeta | None:
         """Return the entry of the metadata that identifies this save."""
@@ -94,14 +103,13 @@ class Checkpointer:
         self._options = {"volumes": volumes, "durable": bool_argument(durable, "durable"), "engine": engine}
         StorageWriter(self._path, **self._options)  # type: ignore[arg-type]  # checks the arguments
         self._engine = engine
-        self._given = process_group
-        self._own: Any = None  # made by the first collective call
-        self._rank, self._size = _rank_in(process_group)
+        self._ranks = RunRanks(process_group)
         run_directory.check_usable(self._path)
         self._turn = Turn()
         self._known: set[Commit] = set()  # rank 0 alone needs it
         self._reported: set[Commit] = set()
         self._pending: Future[None] | None = None
+        self._saving_process = 0  # in which that runs
 
     def save(self, step: SupportsIndex, state_dict: dict[str, Any], *, planner: Any = None) -> None:
         """Save `state_dict` as the checkpoint of `step`, durably, as torch.distributed.checkpoint.save does.
@@ -116,10 +124,12 @@ class Checkpointer:
         check_threads_run(f"save step {number} to {self._path}")
         with self._my_turn(f"save({number})"), span("checkpoint", "dcp.Checkpointer.save", str(self._path)):
             self._join()
-            begun = self._begin(number)
+            begun = self._begin(number, f"save({number})")
             with begun.until_ended:
                 _call(
-                    lambda: save(state_dict, storage_writer=begun.writer, planner=planner, **self._how()),
+                    lambda: save(
+                        state_dict, storage_writer=begun.writer, planner=planner, **self._ranks.how()
+                    ),
                     self,
                 )
                 self._end(begun)
@@ -138,20 +148,21 @@ class Checkpointer:
         check_threads_run(f"save step {number} to {self._path}")
         with self._my_turn(f"async_save({number})"):
             self._join()
-            begun = self._begin(number)
-            done: Future[None] = Future()
+            begun = self._begin(number, f"async_save({number})")
+            done = running_saves.SaveFuture()
             done.set_running_or_notify_cancel()
             try:
                 running = _call(
                     lambda: async_save(
-                        state_dict, storage_writer=begun.writer, planner=planner, **self._how()
+                        state_dict, storage_writer=begun.writer, planner=planner, **self._ranks.how()
                     ),
                     self,
                 )
             except BaseException:
                 begun.until_ended.close()
                 raise
-            self._pending = done
+            self._pending, self._saving_process = done, os.getpid()
+            running_saves.begin(done, self._path, f"saving step {number} to {self._path}")
             running.add_done_callback(lambda future: self._finish(begun, future, done))
         return done
 
@@ -169,21 +180,30 @@ class Checkpointer:
             self._join()
 
             def choose() -> tuple[int | None, list[Commit]]:
-                commits = run_directory.commits_of(self._path)
+                commits = run_directory.commits_of(self._path, even_damaged=wanted is not None)
                 folder = run_directory.step_directory(self._path, wanted)
-                return step_of(folder.name), commits
+                intact = [each for each in commits if each.number != run_directory.DAMAGED]
+                return step_of(folder.name), intact
 
-            chosen, commits = self._agree(choose)
+            call = f"load({'' if wanted is None else wanted})"
+            chosen, commits = self._ranks.agree(call, choose)
             reader = StorageReader(self._path / step_name(chosen), engine=self._engine)
-            _call(lambda: load(state_dict, storage_reader=reader, planner=planner, **self._how()), self)
+            _call(lambda: load(state_dict, storage_reader=reader, planner=planner, **self._ranks.how()), self)
             self._known.update(commits)
             _log.info("%s: step %d is loaded", self._path, chosen)
             return int(chosen)
 
     def latest(self) -> int | None:
-        """Return the step that was committed last; None if there is no checkpoint. Not collective."""
-        commits = run_directory.commits_of(self._path)
-        return commits[-1].step if commits else None
+        """Return the step that was committed last; None if there is no checkpoint. Not collective.
+
+        Before it returns None, it waits for saves of this process into the directory. Raises Corrupt for a
+        step whose manifest is damaged: it may be the latest.
+        """
+        found = run_directory.latest_of(self._path)
+        if found is None:
+            running_saves.await_others(self._path)
+            found = run_directory.latest_of(self._path)
+        return found
 
     def steps(self) -> list[int]:
         """Return the steps of all checkpoints, ascending. Not collective."""
@@ -209,7 +229,7 @@ class Checkpointer:
                 with run_directory.locked(self._path):
                     run_directory.remove_step(self._path, number)
 
-            self._agree(remove)
+            self._ranks.agree(f"delete({number})", remove)
 
     def __repr__(self) -> str:
         return f"<trunkline.dcp.Checkpointer {str(self.directory)!r} keep={self._keep}>"
@@ -225,45 +245,18 @@ class Checkpointer:
             finally:
                 self._turn.end()
 
-    def _how(self) -> dict[str, Any]:
-        return {"no_dist": True} if self._size == 1 else {"process_group": self._group}
-
-    @property
-    def _group(self) -> Any:
-        """The group of the same ranks that only this Checkpointer uses."""
-        if self._own is None:
-            ranks = dist.get_process_group_ranks(self._given)
-            self._own = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
-        return self._own
-
     def _join(self) -> None:
-        """Wait for the async_save before."""
+        """Wait for the async_save before, and those of others of this process into the directory."""
         pending = self._pending
-        if pending is not None:
+        error = None
+        if pending is not None and self._saving_process == os.getpid():  # else it runs in the parent
             error = pending.exception()
-            self._pending = None
-            if error is not None:
-                raise error
-
-    def _agree(self, decide: Callable[[], Any]) -> Any:
-        """Call `decide` on rank 0, and return its result on all ranks, or raise its error."""
-        outcome: list[Any] = [None]
-        error: Exception | None = None
-        if self._rank == 0:
-            try:
-                outcome = [(decide(), None)]
-            except Exception as failed:
-                error, outcome = failed, [(None, str(failed))]
-        if self._size > 1:
-            dist.broadcast_object_list(outcome, group_src=0, group=self._group)
+        self._pending = None  # only now: an interrupt may have ended the wait
         if error is not None:
             raise error
-        value, why = outcome[0]
-        if why is not None:
-            raise rank_error(0, f"rank 0 failed: {why}")
-        return value
+        running_saves.await_others(self._path)
 
-    def _begin(self, step: int) -> "_Save":
+    def _begin(self, step: int, call: str) -> "_Save":
         """Lock the directory on rank 0, and check that the run continues."""
         until_ended = contextlib.ExitStack()
 
@@ -281,8 +274,9 @@ class Checkpointer:
             return run_directory.new_save_id(max((each.number for each in commits), default=0) + 1), replaces
 
         try:
-            save_id, replaces = self._agree(begin)
-            writer = _StepWriter(self._path / step_name(step), save_id, overwrite=replaces, **self._options)
+            save_id, replaces = self._ranks.agree(call, begin)
+            folder = self._path / step_name(step)
+            writer = _StepWriter(folder, save_id, self._ranks, overwrite=replaces, **self._options)
         except BaseException:
             until_ended.close()
             raise
@@ -309,7 +303,7 @@ class Checkpointer:
 
     def _end(self, save: "_Save") -> None:
         """Remove old checkpoints. The new one is durable: errors here do not make the save fail."""
-        if self._rank != 0:
+        if self._ranks.rank != 0:
             return
         saved = run_directory.commit_of(self._path, save.step)
         if saved is None:
@@ -345,8 +339,10 @@ class Checkpointer:
         except BaseException as error:
             _log.info("%s: step %d is not saved: %s", self._path, save.step, error)
             done.set_exception(error)
+            running_saves.end(done, failed=True)
         else:
             done.set_result(None)
+            running_saves.end(done, failed=False)
 
 
 @dataclasses.dataclass
@@ -358,20 +354,6 @@ class _Save:
     until_ended: contextlib.ExitStack
 
 
-def _rank_in(process_group: Any) -> tuple[int, int]:
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(process_group), dist.get_world_size(process_group)
-    if process_group is not None:
-        raise ValueError("process_group: torch.distributed is not initialized; call init_process_group first")
-    ranks = started_ranks()
-    if ranks > 1:
-        raise ValueError(
-            f"process_group: {ranks} processes were started together (WORLD_SIZE), but there is no process "
-            "group; call torch.distributed.init_process_group first"
-        )
-    return 0, 1
-
-
 def _call(act: Callable[[], Any], checkpointer: Checkpointer) -> Any:
     """Call torch, and raise the error of this rank, or RankError for that of another one.
 
@@ -380,7 +362,7 @@ def _call(act: Callable[[], Any], checkpointer: Checkpointer) -> Any:
     try:
         return act()
     except CheckpointException as failed:
-        own = failed.failures.get(checkpointer._rank)
+        own = failed.failures.get(checkpointer._ranks.rank)
         if own is not None:
             raise own[0] from None
         rank, (error, _) = next(iter(failed.failures.items()))

@@ -69,7 +69,12 @@ def new_data_file_name(rank: int, volume: int, directory: Path) -> str:
 
     It identifies `directory` as the owner of the file.
     """
-    return f"rank{rank:05d}-{volume}-{new_file_id(directory)}.shard"
+    return f"{data_file_prefix(rank)}{volume}-{new_file_id(directory)}.shard"
+
+
+def data_file_prefix(rank: int) -> str:
+    """Return how the names of a rank's data files begin."""
+    return f"rank{rank:05d}-"
 
 
 def list_torch_metadata(directory: Path) -> list[str]:

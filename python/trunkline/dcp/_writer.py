@@ -53,6 +53,7 @@ from trunkline.dcp._endpoint import CheckpointPath, Endpoint, checkpoint_path_of
 from trunkline.dcp._manifest import format_manifest, manifest_digest, names_in_manifest, read_manifest
 from trunkline.dcp._nesting import OuterSaves, find_outer_saves
 from trunkline.dcp._save_token import count_save, is_of_same_job, new_save_token, seconds_since_start
+from trunkline.dcp._shared_group import warn_of_shared_group
 from trunkline.dcp._staging import find_staged_state, stage, working_directory
 from trunkline.dcp._stored import (
     ALIGNMENT,
@@ -61,6 +62,7 @@ from trunkline.dcp._stored import (
     DataFile,
     StoredItem,
     checkpointer_file,
+    data_file_prefix,
     directory_argument,
     find_torch_safetensors,
     list_torch_metadata,
@@ -99,6 +101,7 @@ class _Save(threading.local):
         # Of other saves, when this one began; None if it did not list the manifests.
         self.leftovers: frozenset[str] = frozenset()
         self.manifests: set[tuple[str, bytes]] | None = None
+        self.access_of: str | None = None  # a file of the checkpoint that is replaced: new ones get its mode
 
 
 class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
@@ -251,6 +254,7 @@ class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return a copy of the state in CPU memory, within the call of async_save()."""
+        warn_of_shared_group(sys._getframe())
         return stage(state_dict)
 
     def synchronize_staging(self) -> None:
@@ -303,6 +307,7 @@ class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
                 self._undo([])
                 raise
             self._warn_of_replacing(manifests)
+            self._save.access_of = self._most_private_file(manifests)
             commits = self._save.is_coordinator and self._save.use_collectives  # without, none is replaced
             self._save.manifests = _identities_of(manifests) if commits else None
             self._save.leftovers = self._save.begun.removable if commits and self._save.begun else frozenset()
@@ -383,7 +388,9 @@ class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
             # names must stay. If not, they are leftovers, which the next save removes.
             layout = FileLayout(str(manifest), len(contents))
             layout.add(0, contents)
-            write_layouts([layout], engine=self._engine, durable=self._durable)
+            write_layouts(
+                [layout], engine=self._engine, durable=self._durable, access_of=self._save.access_of
+            )
             self._check_directories()  # if replaced, nothing may be removed: the directory may be a copy
             _known_directories.add(str(self._directory))
             self._note_committed(contents)
@@ -535,6 +542,27 @@ class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
         started = now - seconds_since_start()
         manifests = [self._directory / name for name in _directory.list_manifests(self._directory)]
         return [manifest for manifest in manifests if manifest.stat().st_mtime < started]
+
+    def _most_private_file(self, manifests: list[Path]) -> str | None:
+        """Return the file that the fewest may use, of the checkpoint that is replaced; None: there is none.
+
+        Each rank looks at its own files, if it has any there, rather than at those of all ranks.
+        """
+        found = list(manifests)
+        names: list[str] = []
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # a save of another process failed, and removed its folder
+            found += [self._directory / name for name in list_torch_metadata(self._directory)]
+            names = _directory.list_leftovers(self._directory)
+        if found:
+            own = [name for name in names if name.startswith(data_file_prefix(self._save.rank))]
+            found += [self._directory / name for name in own or names]
+        rights: dict[Path, int] = {}
+        for path in found:
+            with contextlib.suppress(OSError):  # another save removes it, or its volume is not mounted
+                rights[path] = (path.stat().st_mode & 0o777).bit_count()
+        return str(min(rights, key=rights.__getitem__)) if rights else None
 
     def _record_rejected(self, manifests: list[Path]) -> None:
         """Record that this rank tried to save again: another rank may have missed a save."""
@@ -688,7 +716,15 @@ class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
             if self._durable and self._volumes:
                 fsync_directory(self._directory)  # the links, before what they lead to
             written = [layout for layout in layouts if layout.nbytes > 0]
-            sums = iter(write_layouts(written, engine=self._engine, durable=self._durable, replace=False))
+            sums = iter(
+                write_layouts(
+                    written,
+                    engine=self._engine,
+                    durable=self._durable,
+                    replace=False,
+                    access_of=self._save.access_of,
+                )
+            )
         except BaseException:
             _directory.remove_quietly(self._directory, names)
             raise

@@ -21,6 +21,7 @@ import contextlib
 import errno
 import os
 import re
+import stat
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,17 +29,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trunkline._core import fsync_directory
-from trunkline._errors import exception_of
+from trunkline._errors import Corrupt, Format, exception_of
 from trunkline._formats.checkpoint_names import step_name, step_of
 from trunkline._formats.dcp_names import MANIFEST, is_data_file_name, is_rank_manifest_name, is_refused_name
 from trunkline._logging import Log
 from trunkline.dcp import _directory
-from trunkline.dcp._manifest import manifest_digest
+from trunkline.dcp._manifest import manifest_digest, read_manifest
 from trunkline.dcp._stored import checkpointer_file, list_torch_metadata
 
 _COMMIT = re.compile(
     rb'"save_id":\s*"commit-([0-9]{10,19})-'
 )  # quotes within strings are escaped: no other place
+_MAX_COMMIT_BYTES = 100  # that such a match has, with the few spaces that JSON writers put there
+DAMAGED = -1  # the number of a commit whose manifest cannot be read
+_BLOCK_BYTES = 1 << 16
 _TEMPORARY = re.compile(r"\.trunkline-[0-9a-f]{16}\.tmp")
 
 _log = Log("checkpoint")
@@ -75,19 +79,77 @@ def steps_of(directory: Path) -> list[int]:
     return sorted(step for step, name in found if step is not None and (directory / name / MANIFEST).exists())
 
 
-def commit_of(directory: Path, step: int) -> Commit | None:
-    """Return the checkpoint of a step; None if there is none (any more)."""
+def commit_of(directory: Path, step: int, *, even_damaged: bool = False) -> Commit | None:
+    """Return the checkpoint of a step; None if there is none (any more).
+
+    Raises Corrupt or Format for a damaged manifest; `even_damaged`: its number is DAMAGED instead.
+    """
     path = directory / step_name(step) / MANIFEST
     try:
         found = _COMMIT.search(path.read_bytes())
-        return Commit(step, int(found[1]) if found else 0, manifest_digest(path))
+        number = int(found[1]) if found else 0
+        if found is None:
+            try:
+                _check_intact(path)
+            except (Corrupt, Format):
+                if not even_damaged:
+                    raise
+                number = DAMAGED
+        return Commit(step, number, manifest_digest(path))
     except FileNotFoundError:
         return None
 
 
-def commits_of(directory: Path) -> list[Commit]:
-    """Return all checkpoints, in the order in which they were committed."""
-    found = (commit_of(directory, step) for step in steps_of(directory))
+def _check_intact(manifest: Path) -> None:
+    """Raise Corrupt or Format for a manifest that lacks a commit number because it is damaged.
+
+    Nobody knows then whether it is that of the latest checkpoint. StorageWriter alone writes none.
+    """
+    try:
+        read_manifest(manifest)
+    except (Corrupt, Format) as error:
+        error.strerror = (
+            f"{error.strerror}. It may be the latest checkpoint of {manifest.parent.parent}: restore the "
+            f"file, or move {manifest.parent.name} elsewhere to go on without it"
+        )
+        raise
+
+
+def latest_of(directory: Path) -> int | None:
+    """Return the step that was committed last; None if there is none.
+
+    Reads manifests only up to their commit number, and none where there is only one. Raises Corrupt for a
+    manifest that is damaged before that number.
+    """
+    steps = steps_of(directory)
+    if len(steps) < 2:
+        return steps[0] if steps else None
+    numbers = {step: number for step in steps if (number := _commit_number(directory, step)) is not None}
+    return max(numbers, key=lambda step: (numbers[step], step), default=None)
+
+
+def _commit_number(directory: Path, step: int) -> int | None:
+    """Return the number of the commit of a step, as commit_of() does. Raises Corrupt."""
+    path = directory / step_name(step) / MANIFEST
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer
+            return 0
+        with path.open("rb") as file:
+            read = b""
+            while block := file.read(_BLOCK_BYTES):
+                read = read[-_MAX_COMMIT_BYTES:] + block
+                found = _COMMIT.search(read)
+                if found:
+                    return int(found[1])
+            _check_intact(path)
+    except FileNotFoundError:
+        return None
+    return 0
+
+
+def commits_of(directory: Path, *, even_damaged: bool = False) -> list[Commit]:
+    """Return all checkpoints, in the order in which they were committed; raises as commit_of()."""
+    found = (commit_of(directory, step, even_damaged=even_damaged) for step in steps_of(directory))
     return sorted((each for each in found if each is not None), key=lambda each: (each.number, each.step))
 
 
@@ -95,10 +157,9 @@ def step_directory(directory: "str | os.PathLike[str]", step: int | None) -> Pat
     """Return the folder of a step (None: the one that was committed last). Raises FileNotFoundError."""
     run = Path(directory).absolute()
     if step is None:
-        commits = commits_of(run)
-        if not commits:
+        step = latest_of(run)
+        if step is None:
             raise exception_of("system", errno.ENOENT, f"{run} has no checkpoint yet", str(run))
-        step = commits[-1].step
     folder = run / step_name(step)
     if not (folder / MANIFEST).exists():
         steps = steps_of(run)

@@ -28,6 +28,8 @@ class Operation:
         self._file = file
         self._target = buffer
         try:
+            # Where it is, also if the working directory changes.
+            self._path = name if name.startswith("/") else os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118
             if reads:
                 self._check_size(buffer.nbytes)
             # The engine takes contiguous memory.
@@ -83,7 +85,7 @@ class Operation:
     def _compare(self) -> None:
         """Read through the page cache what was moved, and compare."""
         expected = self._memory.to("cpu").reshape(-1).view(torch.uint8).numpy()
-        with Path(self._name).open("rb") as file:
+        with Path(self._path).open("rb") as file:
             file.seek(self._offset)
             for begin in range(0, len(expected), _COMPARED_BYTES):
                 part = expected[begin : begin + _COMPARED_BYTES]

@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path as FilePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,6 +17,9 @@ from trunkline._streaming.memory import budget_argument, default_budget
 from trunkline._streaming.roofline import Compute, GpuMemory, Rate, Sizes
 from trunkline._types import Path
 from trunkline.stream import _machine
+
+if TYPE_CHECKING:
+    from trunkline.transformers.hub import ModelFolder
 
 BATCH_SIZES = (1, 4, 16, 64, 256)
 _DISKS = (1, 2, 4, 8)
@@ -36,14 +39,18 @@ def plan(
     dtype: torch.dtype | str | None = None,
     flops: float | None = None,
     skew: float = 0.0,
+    revision: str | None = None,
+    cache_dir: "Path | None" = None,
+    subfolder: str = "",
 ) -> dict[str, Any]:
     """Predict how fast a model of trunkline.transformers.from_pretrained generates; needs no weights.
 
-    `model_dir`: a folder with the config.json of a model. `batch_size`: rows that are generated at once.
-    `memory_budget`, `host_memory`, `dtype`: as for from_pretrained. `bandwidth`: of the storage, in bytes per
-    second (a number, or a str such as "6.8GB"); None measures it by reading the largest files of `volumes`,
-    or else of `model_dir`. `flops`: operations per second that the machine computes; None measures how long
-    multiplications take.
+    `model_dir`: a folder with the config.json of a model, or the name of a model in the Hugging Face cache
+    (`revision`, `cache_dir`, `subfolder`: as for from_pretrained). `batch_size`: rows that are generated at
+    once. `memory_budget`, `host_memory`, `dtype`: as for from_pretrained. `bandwidth`: of the storage, in
+    bytes per second (a number, or a str such as "6.8GB"); None measures it by reading the largest files of
+    `volumes`, or else of `model_dir`. `flops`: operations per second that the machine computes; None
+    measures how long multiplications take.
 
     With `device` "cuda" the weights are in three places: as many as `memory_budget` allows in the GPU's
     memory, of the rest as many as `host_memory` allows in main memory, and the others in storage.
@@ -58,7 +65,9 @@ def plan(
     memory with it ("least_resident_bytes" with any budget), "streamed_bytes" in each step, "bandwidth",
     "batch_size", "tokens_per_second" of all rows together, "seconds_per_step", "storage_seconds",
     "compute_seconds", "bound" ("storage" or "compute"); and the speed with other choices: "batch_sizes",
-    "memory" and "disks", lists of dicts with "tokens_per_second". On a GPU also "host_memory",
+    "memory" and "disks", lists of dicts with "tokens_per_second". "pack" is a dict: whether from_pretrained
+    makes a pack by default ("needed"; None where the weights are not there to tell), whether it "exists",
+    its "directory" and "bytes", and the "free_bytes" there. On a GPU also "host_memory",
     "copied_bytes" to it in each step, "bus_bandwidth", "bus_seconds", and a list "host"; "bound" may be
     "bus". Where experts are read as tokens are routed to them, "experts" is a dict: their "total_bytes", how
     many bytes are cached ("cached_bytes"), used and read in a step ("used_bytes", "read_bytes"; these are not
@@ -71,10 +80,15 @@ def plan(
     _check_device(target, host_memory, bus_bandwidth, (memory_budget, bus_bandwidth, flops))
     if type(batch_size) is not int or batch_size < 1:
         raise ValueError(f"batch_size: must be a whole number from 1, not {batch_size!r}")
-    folder = FilePath(path_name(model_dir, "model_dir"))
+    # Imported here: modules of transformers take seconds.
+    from trunkline.transformers.hub import find_model
+    from trunkline.transformers.planned_pack import planned_pack
+
+    found = find_model(model_dir, revision=revision, cache_dir=cache_dir, subfolder=subfolder)
+    folder = found.path
     if not (isinstance(skew, int | float) and 0 <= skew < math.inf):
         raise ValueError(f"skew: must be a number from 0, not {skew!r}")
-    sizes, routed, model_dtype, name = sizes_of(folder, dtype)
+    sizes, routed, model_dtype, name = _sizes_of_model(found, dtype)
     budget = budget_argument(memory_budget, target)
     bytes_per_second = _storage_bandwidth(bandwidth, volumes, folder)
     compute = _compute_argument(flops, model_dtype, target)
@@ -95,6 +109,7 @@ def plan(
         "device": str(target),
         "model": name,
         "weight_bytes": sizes.weight_bytes,
+        "pack": planned_pack(found, dtype, sizes.weight_bytes),
         "least_budget": least,
         "memory_budget": budget,
         "least_resident_bytes": sizes.resident_bytes,
@@ -275,10 +290,22 @@ def _bandwidth_argument(bandwidth: float | str, name: str) -> float:
     return bytes_per_second
 
 
-def sizes_of(
-    folder: FilePath, dtype: torch.dtype | str | None
+def _sizes_of_model(
+    found: "ModelFolder", dtype: torch.dtype | str | None
 ) -> tuple[Sizes, Sizes | None, torch.dtype, str]:
-    """Return the sizes of the weights of the model in a folder, its dtype, and its name.
+    from trunkline.transformers.hub import add_download
+
+    try:
+        return sizes_of(found.path, dtype, found.name)
+    except FileNotFoundError as error:
+        add_download(error, found)
+        raise
+
+
+def sizes_of(
+    folder: FilePath, dtype: torch.dtype | str | None, name: str = ""
+) -> tuple[Sizes, Sizes | None, torch.dtype, str]:
+    """Return the sizes of the weights of the model in a folder, its dtype, and its name, with its class.
 
     The second sizes are those with experts that are read as tokens are routed to them; None if it has none.
     """
@@ -289,7 +316,7 @@ def sizes_of(
     _, whole, routed = divide(model)
     sizes = [None if each is None else each.sizes(model.config) for each in (whole, routed)]
     assert sizes[0] is not None
-    return sizes[0], sizes[1], model.dtype, f"{type(model).__name__} ({folder.name})"
+    return sizes[0], sizes[1], model.dtype, f"{type(model).__name__} ({FilePath(name or folder).name})"
 
 
 def computing_at(flops: float, bytes_per_weight: int) -> Compute:

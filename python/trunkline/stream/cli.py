@@ -9,7 +9,7 @@ from trunkline._command import Parser, run_command
 from trunkline._errors import Unsupported
 
 _OPTIONS = {
-    "model_dir": "MODEL_DIR",
+    "model_dir": "MODEL",
     "batch_size": "--batch-size",
     "memory_budget": "--memory-budget",
     "device": "--device",
@@ -34,23 +34,65 @@ def main(arguments: Sequence[str]) -> int:
 def make_parser() -> Parser:
     parser = Parser(prog="trunkline")
     commands = parser.add_subparsers(dest="command", required=True)
-    pack = commands.add_parser(
+    for each in (_add_pack(commands), _add_plan(commands)):
+        each.add_argument(
+            "--dtype",
+            metavar="bfloat16|float16|float32|float64",
+            help="the dtype of the weights in memory (as in the config)",
+        )
+        each.add_argument(
+            "--revision",
+            metavar="REV",
+            help="branch, tag or commit of a model in the Hugging Face cache (main)",
+        )
+        each.add_argument("--json", action="store_true", help="print one JSON document")
+    return parser
+
+
+def _add_pack(commands: Any) -> Parser:
+    pack: Parser = commands.add_parser(
         "pack",
         help="write a model's weights in the order in which they are streamed",
-        description="Write the weights of a Hugging Face folder into a pack, unless it exists already. "
-        "Load it with trunkline.transformers.from_pretrained(MODEL_DIR, pack_dir=OUT), or "
+        description="Write the weights of a Hugging Face model into a pack, unless it exists already. "
+        "Load it with trunkline.transformers.from_pretrained(MODEL), with pack_dir=OUT, or with "
         "volumes=[OUT, ...].",
     )
-    pack.add_argument("model", metavar="MODEL_DIR", help="a folder of safetensors files with a config.json")
-    pack.add_argument("out", metavar="OUT", nargs="+", help="a directory; the pack is striped over several")
-    pack.set_defaults(run=_pack)
-    plan = commands.add_parser(
+    pack.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help="a folder of safetensors files with a config.json, or the name of a model in the Hugging Face "
+        "cache",
+    )
+    pack.add_argument(
+        "out",
+        metavar="OUT",
+        nargs="*",
+        help="a directory; the pack is striped over several (none: the cache directory, TRUNKLINE_CACHE)",
+    )
+    others = pack.add_mutually_exclusive_group()
+    others.add_argument("--list", action="store_true", help="list the packs in the cache directory")
+    others.add_argument(
+        "--remove",
+        metavar="PACK",
+        help="remove a pack, and nothing else: its name in the list, its model, or its directory",
+    )
+    pack.set_defaults(run=_pack_command)
+    return pack
+
+
+def _add_plan(commands: Any) -> Parser:
+    plan: Parser = commands.add_parser(
         "plan",
         help="predict how fast a model generates with its weights streamed",
         description="Predict tokens per second by batch size, memory and number of disks. Needs only the "
         "config.json of the model, and --bandwidth if there is no large file to measure it with.",
     )
-    plan.add_argument("model", metavar="MODEL_DIR", help="a folder with a config.json")
+    plan.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a folder with a config.json, or the name of a model in the Hugging Face cache",
+    )
     plan.add_argument(
         "--batch-size", "--batch", type=int, default=1, metavar="N", help="rows generated at once (1)"
     )
@@ -86,14 +128,7 @@ def make_parser() -> Parser:
         help="Zipf exponent of a router's choices (0: uniform)",
     )
     plan.set_defaults(run=_plan)
-    for each in (pack, plan):
-        each.add_argument(
-            "--dtype",
-            metavar="bfloat16|float16|float32|float64",
-            help="the dtype of the weights in memory (as in the config)",
-        )
-        each.add_argument("--json", action="store_true", help="print one JSON document")
-    return parser
+    return plan
 
 
 def _require_transformers() -> None:
@@ -105,13 +140,53 @@ def _require_transformers() -> None:
         ) from error
 
 
+def _pack_command(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    if not options.list and options.remove is None:
+        if options.model is None:
+            raise ValueError("MODEL is required; see trunkline pack --help")
+        return _pack(options)
+    if options.model is not None:
+        raise ValueError(f"{'--list' if options.list else '--remove'} excludes MODEL")
+    return _list_packs() if options.list else _remove_pack(options.remove)
+
+
 def _pack(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     _require_transformers()
     from trunkline.transformers import pack
 
-    document = pack(options.model, options.out, dtype=options.dtype)
+    document = pack(options.model, options.out or None, dtype=options.dtype, revision=options.revision)
     size = f"{document['bytes'] / 1e9:.2f} GB in {', '.join(document['directories'])}"
     return document, f"{'packed' if document['made'] else 'exists already'}: {size}"
+
+
+def _list_packs() -> tuple[dict[str, Any], str]:
+    from trunkline._streaming.pack_cache import cached_packs, packs_directory
+
+    packs = cached_packs()
+    document: dict[str, Any] = {
+        "command": "pack --list",
+        "schema": 1,
+        "directory": str(packs_directory()),
+        "packs": [each.document() for each in packs],
+        "bytes": sum(each.nbytes for each in packs),
+    }
+    if not packs:
+        return document, f"no packs in {packs_directory()}"
+    width = max(len(each.directory.name) for each in packs)
+    lines = [
+        f"{each.directory.name:<{width}}{_gb(each.nbytes):>12}  {each.dtype:<9} {each.model}"
+        f"{f'  ({each.problem})' if each.problem else ''}".rstrip()
+        for each in packs
+    ]
+    return document, "\n".join([*lines, f"{_gb(document['bytes'])} in {packs_directory()}"])
+
+
+def _remove_pack(name_or_path: str) -> tuple[dict[str, Any], str]:
+    from trunkline._streaming.pack_cache import remove_pack
+
+    removed = list(map(str, remove_pack(name_or_path)))
+    document = {"command": "pack --remove", "schema": 1, "removed": removed}
+    return document, f"removed the pack in {', '.join(removed)}"
 
 
 def _plan(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
@@ -130,6 +205,7 @@ def _plan(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         dtype=options.dtype,
         flops=options.flops,
         skew=options.skew,
+        revision=options.revision,
     )
     return document, table(document)
 
@@ -150,6 +226,7 @@ def table(document: dict[str, Any]) -> str:
         f"{_gb(document['streamed_bytes'])} are read in each step",
         *([_gpu_line(document)] if on_gpu else []),
         *([_experts_line(document["experts"])] if "experts" in document else []),
+        f"  {_pack_line(document['pack'])}",
         f"  storage {document['bandwidth'] / 1e9:.2f} GB/s",
         f"  batch of {document['batch_size']}: {_tokens(document)} tokens/s, bound by {document['bound']} "
         f"({times})",
@@ -171,6 +248,16 @@ def table(document: dict[str, Any]) -> str:
         ]
         lines.append("")
     return "\n".join(lines[:-1])
+
+
+def _pack_line(pack: dict[str, Any]) -> str:
+    where, size = pack["directory"], _gb(pack["bytes"])
+    if pack["exists"]:
+        return f"pack {size}, in {where}"
+    if pack["needed"] is False:
+        return "no pack is needed: the files are read in place"
+    would = "would be made" if pack["needed"] else "would be made, if one is needed,"
+    return f"pack about {size}, {would} in {where} ({_gb(pack['free_bytes'])} free)"
 
 
 def _gpu_line(document: dict[str, Any]) -> str:

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from trunkline._core import File, UnitCache
+from trunkline._streaming.weight_hooks import not_compiled
 from trunkline.transformers._expert_plan import ExpertPlan
 from trunkline.transformers._routed_weights import ExpertMemory, RoutedMatrices, RoutedWeight
-from trunkline.transformers._weight_hooks import not_compiled
 from trunkline.transformers.experts import Experts, routing_of
 
 # A step that uses at least this share of a layer's experts will use most of the next layer's as well.
@@ -51,9 +51,9 @@ class _ExpertHooks:
             parameter = module._parameters[weight.name]
             assert parameter is not None
             of_weight = begins[unit - first : unit - first + experts.count]
-            matrices = RoutedMatrices(memory, unit, of_weight, parameter)
+            matrices = RoutedMatrices(memory, group, unit, of_weight, parameter)
             module._parameters[weight.name] = RoutedWeight.routed(weight.path, parameter, matrices)
-        module.forward = _uncompiled_forward(module)
+        module.forward = _uncompiled_forward(module, memory, group)
         module.register_forward_pre_hook(not_compiled(self.before), with_kwargs=True)
         module.register_forward_hook(not_compiled(self.after), always_call=True)
 
@@ -74,11 +74,19 @@ class _ExpertHooks:
         self._memory.release_all()
 
 
-def _uncompiled_forward(module: nn.Module) -> Any:
-    """Return the module's forward, which torch.compile leaves alone: it reads weights from files."""
+def _uncompiled_forward(module: nn.Module, memory: ExpertMemory, group: int) -> Any:
+    """Return the module's forward, which torch.compile leaves alone: it reads weights from files.
+
+    Only within it are the weights of the group usable.
+    """
     kept, forward = weakref.ref(module), type(module).forward
 
     def run(*arguments: Any, **named: Any) -> Any:
-        return forward(kept(), *arguments, **named)
+        before = memory.running
+        try:
+            memory.running = group
+            return forward(kept(), *arguments, **named)
+        finally:
+            memory.running = before
 
     return not_compiled(run)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from trunkline import _core
-from trunkline._streaming.roofline import PAGE_BYTES, split_memory
+from trunkline._streaming.roofline import split_memory
 from trunkline._streaming.stored import FileTensor, StreamUnit
 from trunkline.transformers.experts import Experts
 from trunkline.transformers.stored_model import Division
@@ -51,6 +51,6 @@ def plan_experts(
 
 
 def _described(stored: FileTensor) -> StreamUnit:
-    """Describe one matrix, which is read without a copy."""
-    at = stored.offset % PAGE_BYTES
+    """Describe one matrix, which is read without a copy where that is possible."""
+    at = stored.next_begin(0)
     return stored.name, at + stored.nbytes, [(stored.file, stored.offset, stored.nbytes, at, stored.checksum)]

@@ -3,14 +3,12 @@
 import errno
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
 from trunkline._errors import Format, Unsupported, exception_of
 from trunkline._formats.checkpoint_names import DESCRIPTOR
 
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _GGUF = b"GGUF"
 _GIT_LFS = b"version https://git-lfs"
 _POINTER_BYTES = 1024  # git-lfs: a pointer is smaller
@@ -95,16 +93,8 @@ def check_weights(folder: Path) -> None:
 
 
 def _missing(folder: Path) -> Exception:
-    text = str(folder)
-    message = f"cannot load a model from {text}: no such folder"
-    if _HUB_NAME.fullmatch(text):
-        message += (
-            "; if it is a name on the Hugging Face Hub, download the model first (Trunkline downloads "
-            f"nothing): hf download {text} --local-dir FOLDER"
-        )
-    else:
-        message += "; check the path"
-    return exception_of("system", errno.ENOENT, message, text)
+    message = f"cannot load a model from {folder}: no such folder; check the path"
+    return exception_of("system", errno.ENOENT, message, str(folder))
 
 
 def _is_file(path: Path) -> Exception:

@@ -1,8 +1,10 @@
 """Models larger than memory: trunkline.transformers.from_pretrained."""
 
+import errno
 import weakref
 from collections.abc import Sequence
-from pathlib import Path as FilePath
+from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -12,31 +14,41 @@ from transformers import PreTrainedModel
 
 from trunkline import _core
 from trunkline._core import File, WeightStream, parse_size
+from trunkline._errors import Error, reword
+from trunkline._formats.safetensors.loader import Header
 from trunkline._logging import Log
 from trunkline._modes import independent_of_modes
-from trunkline._paths import absolute_path, path_name
 from trunkline._streaming import manifest as pack_manifest
-from trunkline._streaming import pack
+from trunkline._streaming import pack as pack_files
 from trunkline._streaming import stored as stored_tensors
+from trunkline._streaming.bound_unit import UnitMemory, advised
 from trunkline._streaming.location import PackLocation
+from trunkline._streaming.manifest import SourceFile
 from trunkline._streaming.memory import machine_memory
+from trunkline._streaming.offloaded import OffloadedWeight, StateGuard
 from trunkline._streaming.stored import FileTensor
 from trunkline._streaming.streaming import Streaming, streaming_of
+from trunkline._streaming.weight_hooks import MatchStockMatmul, WeightHooks
 from trunkline._tensor_io.memory import Device, empty_bytes
 from trunkline._trace import span
 from trunkline._types import Path
 from trunkline.transformers import skeleton
-from trunkline.transformers._bound_unit import UnitMemory, advised
 from trunkline.transformers._expert_hooks import route
-from trunkline.transformers._offloaded import OffloadedWeight, StateGuard
-from trunkline.transformers._packing import location_argument, opened, planned
+from trunkline.transformers._options import ModelOptions, device_option, dtype_option, model_options
+from trunkline.transformers._packing import (
+    WantedPack,
+    default_location,
+    location_argument,
+    opened,
+    planned,
+)
 from trunkline.transformers._tiers import (
     Memory,
     MemoryPlan,
     memory_arguments,
     plan_placement,
 )
-from trunkline.transformers._weight_hooks import MatchStockMatmul, WeightHooks
+from trunkline.transformers.hub import find_model
 from trunkline.transformers.stored_model import Checkpoint, read_checkpoint
 
 _log = Log("transformers")
@@ -46,43 +58,60 @@ _log = Log("transformers")
 def from_pretrained(
     model_dir: Path,
     *,
-    device: Device = "cpu",
+    device: "Device | None" = None,
     memory_budget: int | str | None = None,
     host_memory: int | str | None = None,
+    pack: bool | None = None,
     pack_dir: "Path | None" = None,
     volumes: "Sequence[Path] | None" = None,
     dtype: torch.dtype | str | None = None,
     unit_bytes: int | str | None = None,
+    revision: str | None = None,
+    subfolder: str = "",
+    cache_dir: "Path | None" = None,
+    config: Any = None,
+    device_map: Any = None,
+    **options: Any,
 ) -> Any:
     """Load a causal language model whose weights need not fit into memory; the model is otherwise stock.
 
-    `model_dir`: a Hugging Face folder of safetensors files. Embeddings, norms and head stay in memory, and as
-    many of the decoder layers as `memory_budget` (bytes, or a str such as "8GB"; None: half of the available
-    memory) has room for; the others are read in each pass, ahead of their use. The budget bounds weights in
-    memory and what is read ahead; activations and the key-value cache come on top.
+    `model_dir`: a Hugging Face folder of safetensors files, or the name of a model in the Hugging Face cache
+    ("org/name", of which `revision` is a branch, tag or commit; nothing is downloaded). Embeddings, norms and
+    head stay in memory, and as many of the decoder layers as `memory_budget` (bytes, or a str such as "8GB";
+    None: half of the available memory) has room for; the others are read in each pass, ahead of their use.
+    The budget bounds weights in memory and what is read ahead; activations and the key-value cache come on
+    top.
 
-    The files are read in place if their layout allows it. If not, or if `pack_dir` or `volumes` is given, the
-    weights are first written into a pack: one file in the order of use (or striped over the directories
-    `volumes`, each on its own disk) in `pack_dir`, or in the folder trunkline-pack of `model_dir`. Later
-    calls find it there. `dtype`: None is that of the model's config. `unit_bytes`: how much is read and
-    released as a whole (None: 16 MiB, or the largest weight).
+    `pack`: whether the weights are first written into a pack, a file in the order of use. False reads the
+    model's files in place; True always uses a pack; None uses one unless the files are as good as one, or
+    there is no room for it. It is in the cache directory (TRUNKLINE_CACHE), in `pack_dir`, or striped over
+    the directories `volumes`, each on its own disk; later calls find it there. `dtype`: None is that of the
+    model's config. `unit_bytes`: how much is read and released as a whole (None: 16 MiB, or the largest
+    weight).
 
-    `device`: "cpu", or a CUDA GPU. There `memory_budget` bounds the weights in the GPU's memory (None: half
-    of the free memory), and `host_memory` those in main memory (None: half of the available memory), from
-    which weights that do not fit on the GPU are copied to it in each pass, ahead of their use; only the rest
-    is read from the disk in each pass. The default device of torch is ignored, and weights are ordinary
-    tensors even when the model is loaded under torch.inference_mode().
+    `device`: "cpu" (the default), or a CUDA GPU. There `memory_budget` bounds the weights in the GPU's memory
+    (None: half of the free memory), and `host_memory` those in main memory (None: half of the available
+    memory), from which weights that do not fit on the GPU are copied to it in each pass, ahead of their use;
+    only the rest is read from the disk in each pass. The default device of torch is ignored, and weights are
+    ordinary tensors even when the model is loaded under torch.inference_mode().
 
-    Raises OutOfBudget, which names the least budget; Unsupported for quantised weights, other devices, and
-    models without decoder layers; Format for a folder that is not such a checkpoint. generate() raises errors
-    of the storage (the model works again once their cause is gone), and Corrupt for weights that were changed
-    on disk. One thread at a time may use the model, and it cannot be trained.
+    `subfolder`, `cache_dir`, `config`, `device_map` (of one device, or "auto") and `options` are those of
+    transformers, with the same meaning: torch_dtype, attn_implementation, generation_config, ..., and
+    attributes of the config. What streaming cannot honour, such as quantization_config, is rejected with the
+    reason.
+
+    Raises OutOfBudget, which names the least budget; Unsupported for quantised weights, other devices, models
+    without decoder layers, and options that cannot be honoured; TypeError for unknown options;
+    FileNotFoundError for a name that is not in the cache; Format for a folder that is not such a checkpoint;
+    Error (ENOSPC) where there is no room for the pack. generate() raises errors of the storage (the model
+    works again once their cause is gone), and Corrupt for weights that were changed on disk. One thread at a
+    time may use the model, and it cannot be trained.
     """
-    folder = FilePath(path_name(model_dir, "model_dir"))
-    if folder.is_dir():  # else it may be the name of a model on the hub
-        folder = FilePath(absolute_path(folder, "model_dir"))  # read again while the model is used
-    memory = memory_arguments(device, memory_budget, host_memory, folder)
-    location = location_argument(folder, pack_dir, volumes)
+    dtype = dtype_option(dtype, options)
+    making = model_options(options, config, _PARAMETERS)
+    found = find_model(model_dir, revision=revision, cache_dir=cache_dir, subfolder=subfolder)
+    memory = memory_arguments(device_option(device, device_map), memory_budget, host_memory, found.path)
+    wanted = WantedPack.of(pack, location_argument(found.path, pack_dir, volumes))
     unit = None if unit_bytes is None else parse_size(unit_bytes, "unit_bytes")
     if unit == 0:
         raise ValueError("unit_bytes: must be at least 1")
@@ -91,62 +120,115 @@ def from_pretrained(
             f"unit_bytes: must not exceed the memory of this machine ({machine_memory() / 1e9:.1f} GB), not "
             f"{unit_bytes!r}"
         )
-    must_pack = "pack_dir or volumes is given" if pack_dir is not None or volumes is not None else None
-    with span("stream", "from_pretrained", str(folder)):
-        return _load(folder, memory, location, must_pack, dtype, unit)
+    with span("stream", "from_pretrained", str(found.path)):
+        with span("stream", "read config and headers", str(found.path)):
+            checkpoint = read_checkpoint(found, dtype, unit, making)
+        return _load(checkpoint, memory, wanted, making)
 
 
-def _load(
-    folder: FilePath,
-    memory: Memory,
-    location: PackLocation,
-    must_pack: str | None,
-    dtype: torch.dtype | str | None,
-    unit_bytes: int | None,
-) -> Any:
-    """Load the model; `must_pack`: why a pack is used even if the files can be read in place."""
-    with span("stream", "read config and headers", str(folder)):
-        checkpoint = read_checkpoint(folder, dtype, unit_bytes)
-    why_pack = must_pack or checkpoint.why_not_in_place()
-    if why_pack is None:
-        _log.info("%s: the files are read in place", folder)
-        places = {name: checkpoint.weights.stored[name] for name in checkpoint.order}
-        plan = plan_placement(memory, checkpoint, places)
-        paths = [header.path for header in checkpoint.headers]
-        in_place = checkpoint.headers
-        before = pack.file_versions(in_place)
-        streamed = [_core.open(path) for path in paths]
-        reopened = [_core.open(path) for path in paths]
-        source = str(folder)
-        remedy = "restore or download the file, then load the model again"
-    else:
-        _log.info("%s: the weights are read from a pack: %s", folder, why_pack)
-        in_place, before = [], []
-        manifest, files, _ = opened(
-            location, checkpoint, 2, lambda: plan_placement(memory, checkpoint, _by_name(planned(checkpoint)))
-        )
-        streamed, reopened = files[:1], files[1:]
-        places = _by_name(manifest.tensors)
-        plan = plan_placement(memory, checkpoint, places)
-        paths = [source] = [str(location.directories[0] / manifest.weights)]
-        remedy = f"remove {location.directories[0] / pack_manifest.NAME} to rebuild the pack"
+_PARAMETERS = tuple(
+    name for name, each in signature(from_pretrained).parameters.items() if each.kind is each.KEYWORD_ONLY
+)
 
+
+@dataclass
+class _OpenedWeights:
+    """The files of the weights, opened to stream them and to read those that stay, and where each weight is.
+
+    `in_place`, `before`: the headers of a model's own files, and their versions when they were opened.
+    """
+
+    streamed: list[File]
+    reopened: list[File]
+    paths: list[str]
+    places: dict[str, FileTensor]
+    source: str
+    remedy: str
+    in_place: list[Header]
+    before: list[SourceFile]
+
+
+def _open_in_place(checkpoint: Checkpoint) -> _OpenedWeights:
+    _log.info("%s: the files are read in place", checkpoint.folder)
+    paths = [header.path for header in checkpoint.headers]
+    before = pack_files.file_versions(checkpoint.headers)
+    return _OpenedWeights(
+        streamed=[_core.open(path) for path in paths],
+        reopened=[_core.open(path) for path in paths],
+        paths=paths,
+        places={name: checkpoint.weights.stored[name] for name in checkpoint.order},
+        source=str(checkpoint.folder),
+        remedy="restore or download the file, then load the model again",
+        in_place=checkpoint.headers,
+        before=before,
+    )
+
+
+def _open_pack(
+    checkpoint: Checkpoint, memory: Memory, location: PackLocation | None, why: str
+) -> _OpenedWeights:
+    """Open the pack, which is made unless it exists. Raises Error with ENOSPC."""
+    _log.info("%s: the weights are read from a pack: %s", checkpoint.folder, why)
+    if location is None:
+        location = default_location(checkpoint)
+    manifest, files, _ = opened(
+        location, checkpoint, 2, lambda: plan_placement(memory, checkpoint, _by_name(planned(checkpoint)))
+    )
+    path = str(location.directories[0] / manifest.weights)
+    return _OpenedWeights(
+        streamed=files[:1],
+        reopened=files[1:],
+        paths=[path],
+        places=_by_name(manifest.tensors),
+        source=path,
+        remedy=f"remove {location.directories[0] / pack_manifest.NAME} to rebuild the pack",
+        in_place=[],
+        before=[],
+    )
+
+
+def _open_weights(checkpoint: Checkpoint, memory: Memory, wanted: WantedPack) -> _OpenedWeights:
+    """Open the model's files, or its pack, as is wanted and possible."""
+    why = wanted.why(checkpoint)
+    if why is not None:
+        try:
+            return _open_pack(checkpoint, memory, wanted.location, why)
+        except Error as error:
+            if error.errno != errno.ENOSPC or wanted.is_explicit:
+                raise
+            reason = checkpoint.why_not_in_place()
+            if reason is not None:
+                reword(error, f"{error}; this model cannot be read in place: {reason}")
+                raise
+            _log.warn("%s; the files are read in place instead", error)
+    plan_placement(memory, checkpoint, {name: checkpoint.weights.stored[name] for name in checkpoint.order})
+    return _open_in_place(checkpoint)
+
+
+def _load(checkpoint: Checkpoint, memory: Memory, wanted: WantedPack, making: ModelOptions) -> Any:
+    """Load the model."""
+    folder = checkpoint.folder
+    weights = _open_weights(checkpoint, memory, wanted)
+    places, source, remedy = weights.places, weights.source, weights.remedy
+    plan = plan_placement(memory, checkpoint, places)
     names = plan.resident
     with advised(remedy), span("stream", "read the weights that stay", source):
-        kept = stored_tensors.read([places[name] for name in names], reopened, paths, memory.device)
+        kept = stored_tensors.read(
+            [places[name] for name in names], weights.reopened, weights.paths, memory.device
+        )
     for name, tensor in zip(names, kept, strict=True):
         _put(checkpoint.model, checkpoint.aliases[name], tensor)
     MatchStockMatmul(checkpoint.model, [each for each in checkpoint.model.parameters() if not each.is_meta])
-    skeleton.finish(checkpoint.model, folder, memory.device)
+    skeleton.finish(checkpoint.model, folder, memory.device, checkpoint.name, making.generation_config)
     streaming = Streaming(None, None, sum(tensor.nbytes for tensor in kept), 0, source, plan.gpu_slots_bytes)
     if plan.streamed:
-        _stream(streaming, checkpoint.layers, plan, streamed, memory, remedy)
+        _stream(streaming, checkpoint.layers, plan, weights.streamed, memory, remedy)
     if plan.experts is not None:
-        streaming.experts = route(plan.experts, streamed, remedy)
+        streaming.experts = route(plan.experts, weights.streamed, remedy)
         streaming.expert_bytes = sum(each.nbytes for each in plan.experts.experts)
         streaming.expert_matrices = len(plan.experts.experts[0].weights)
     _log_placement(checkpoint, plan, memory, streaming)
-    pack.check_unchanged(in_place, before)  # from here on the stream checks them
+    pack_files.check_unchanged(weights.in_place, weights.before)  # from here on the stream checks them
     _reject_saving_and_conversion(checkpoint.model)
     streaming_of[checkpoint.model] = streaming
     return checkpoint.model
@@ -231,7 +313,7 @@ def _stream(
     stream = WeightStream(
         list(files), [each.described for each in passing], memory_bytes=plan.host_bytes, device_memory=slots
     )
-    views = [each.views(memory) for each in passing]
+    views = [each.views(memory.on_gpu) for each in passing]
     streaming.stream = stream
     unit_memory = UnitMemory(stream, remedy, slots)
     streaming.hooks = WeightHooks(layers, [each.unit for each in passing], views, unit_memory)

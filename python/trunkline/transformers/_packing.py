@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path as FilePath
 from typing import Any
@@ -11,31 +12,34 @@ from typing import Any
 import torch
 
 from trunkline._core import File
-from trunkline._errors import exception_of
+from trunkline._errors import Unsupported, exception_of
 from trunkline._logging import Log
 from trunkline._modes import independent_of_modes
 from trunkline._paths import absolute_path, path_name
+from trunkline._progress import announce
 from trunkline._streaming import manifest as pack_manifest
 from trunkline._streaming import pack as packs
 from trunkline._streaming.layout import Layout, lay_out
 from trunkline._streaming.location import PackLocation
 from trunkline._streaming.manifest import Manifest, Recipe
+from trunkline._streaming.pack_cache import BESIDE, cached_location, is_cached
+from trunkline._streaming.room import Room, check_room
 from trunkline._streaming.source import Source
 from trunkline._streaming.stored import FileTensor
 from trunkline._trace import span
 from trunkline._types import Path
+from trunkline.transformers.hub import find_model
 from trunkline.transformers.stored_model import Checkpoint, names_first, read_checkpoint
 
 _log = Log("transformers")
 
-_DIRECTORY = "trunkline-pack"
 _ROUNDED_BYTES = 4  # elements of this size and more: see _wanted()
 
 
 def location_argument(
     folder: FilePath, pack_dir: "Path | None", volumes: "Sequence[Path] | None"
-) -> PackLocation:
-    """Return where the arguments of from_pretrained put the pack of a folder."""
+) -> PackLocation | None:
+    """Return where the arguments of from_pretrained put the pack of a folder; None: default_location()."""
     if volumes is not None:
         if isinstance(volumes, str | bytes | os.PathLike):
             raise TypeError("volumes: must be a sequence of paths, not one path")
@@ -50,7 +54,61 @@ def location_argument(
         return PackLocation(tuple(_directory_argument(folder, "volumes", volume) for volume in volumes))
     if pack_dir is not None:
         return PackLocation((_directory_argument(folder, "pack_dir", pack_dir),))
-    return PackLocation((folder / _DIRECTORY,))
+    return None
+
+
+@dataclass(frozen=True)
+class WantedPack:
+    """Whether a pack is to be used (None: as is best), and where it is (None: default_location())."""
+
+    pack: bool | None
+    location: PackLocation | None
+
+    @classmethod
+    def of(cls, pack: bool | None, location: PackLocation | None) -> "WantedPack":
+        """Check the argument `pack` of from_pretrained."""
+        if pack is not None and type(pack) is not bool:
+            raise TypeError(f"pack: must be True, False or None, not {type(pack).__name__}")
+        if pack is False and location is not None:
+            raise ValueError("pack: False cannot be combined with pack_dir or volumes; omit one of them")
+        return cls(pack, location)
+
+    @property
+    def is_explicit(self) -> bool:
+        """Whether the caller requires a pack."""
+        return self.pack is True or self.location is not None
+
+    def why(self, checkpoint: Checkpoint) -> str | None:
+        """Return why a pack is used; None if the files are read in place.
+
+        Raises Unsupported where that is required and impossible.
+        """
+        if self.pack is False:
+            why = checkpoint.why_not_in_place()
+            if why is None:
+                return None
+            raise Unsupported(
+                None,
+                f"pack: False, but the files of {checkpoint.name} cannot be read in place: {why}; omit pack, "
+                "so that the weights are converted once",
+                str(checkpoint.folder),
+            )
+        if self.location is not None:
+            return "pack_dir or volumes is given"
+        return "pack=True" if self.pack else checkpoint.why_pack()
+
+
+def default_location(checkpoint: Checkpoint) -> PackLocation:
+    """Return where the pack of a model is, or is made, by default: in the cache.
+
+    Earlier versions made it in the model's folder: one that is there is used if it still fits.
+    """
+    beside = PackLocation((checkpoint.folder / BESIDE,))
+    if pack_manifest.file_version(beside.directories[0]) is not None and existing_pack(beside, checkpoint):
+        return beside
+    contents = hashlib.sha256(repr(list(map(_described, _wanted(checkpoint)))).encode()).hexdigest()
+    changes = checkpoint.changes if checkpoint.weights.computed else ""
+    return cached_location(checkpoint.name, checkpoint.identity, contents, changes)
 
 
 def _directory_argument(folder: FilePath, argument: str, path: Path) -> FilePath:
@@ -68,12 +126,12 @@ def _directory_argument(folder: FilePath, argument: str, path: Path) -> FilePath
     if directory.exists() and folder.exists() and directory.samefile(folder):
         raise ValueError(
             f"{argument}: {name} is the model's own folder, where a pack would be mistaken for a file of the "
-            f"model; use another directory, such as {folder / _DIRECTORY}"
+            f"model; use another directory, such as {folder / BESIDE}"
         )
     return directory
 
 
-def _existing(location: PackLocation, checkpoint: Checkpoint) -> Manifest | None:
+def existing_pack(location: PackLocation, checkpoint: Checkpoint) -> Manifest | None:
     """Return the manifest of the checkpoint's pack; None if it has none there."""
     with span("stream", "look for a pack", location.display_name):
         found = packs.find(location, checkpoint.headers, _recipe(checkpoint))
@@ -100,16 +158,18 @@ def opened(
     pack at the same time.
     """
     version = pack_manifest.file_version(location.directories[0])
-    found = _existing(location, checkpoint)
+    found = existing_pack(location, checkpoint)
     if found and (files := packs.open_weights(location, found, count)) is not None:
         _log_reuse(location, found)
         return found, files, False
     before_making()
+    nbytes = layout_of(checkpoint).nbytes
+    _announce(location, checkpoint, nbytes, check_room(location, nbytes, checkpoint.name))
     try:
         with location.lock():
             # Another process may have made it meanwhile. If not, comparing the files again is not needed.
             if pack_manifest.file_version(location.directories[0]) != version and (
-                found := _existing(location, checkpoint)
+                found := existing_pack(location, checkpoint)
             ):
                 _log_reuse(location, found)
                 return found, [location.open() for _ in range(count)], False
@@ -120,6 +180,15 @@ def opened(
         raise type(error)(
             error.errno, f"{error.strerror}; pass another directory for the pack as pack_dir", error.filename
         ) from error
+
+
+def _announce(location: PackLocation, checkpoint: Checkpoint, nbytes: int, rooms: list[Room]) -> None:
+    free = ", ".join(f"{room.free / 1e9:.3g} GB" for room in rooms)
+    announce(
+        f"writing a pack of {checkpoint.name}, once: {nbytes} bytes ({nbytes / 1e9:.3g} GB) to "
+        f"{location.display_name} ({free} free)",
+        _log,
+    )
 
 
 def _log_reuse(location: PackLocation, found: Manifest) -> None:
@@ -137,15 +206,16 @@ def _make(location: PackLocation, checkpoint: Checkpoint) -> Manifest:
     before = packs.file_versions(checkpoint.headers)
     source = _source(checkpoint)
     contents = _contents(checkpoint, source)
-    return packs.make(location, checkpoint.headers, recipe, _layout(checkpoint), before, source, contents)
+    layout = layout_of(checkpoint)
+    return packs.make(location, checkpoint.headers, recipe, layout, before, source, contents, checkpoint.name)
 
 
 def planned(checkpoint: Checkpoint) -> list[FileTensor]:
     """Return the weights in their order, with their offsets in a pack that is made now."""
-    return _layout(checkpoint).tensors
+    return layout_of(checkpoint).tensors
 
 
-def _layout(checkpoint: Checkpoint) -> Layout:
+def layout_of(checkpoint: Checkpoint) -> Layout:
     return lay_out(
         _wanted(checkpoint), names_first(checkpoint.whole.units) | set(checkpoint.whole.resident[:1])
     )
@@ -153,6 +223,8 @@ def _layout(checkpoint: Checkpoint) -> Layout:
 
 def _recipe(checkpoint: Checkpoint) -> Recipe:
     config = (checkpoint.folder / "config.json").read_bytes()
+    if checkpoint.weights.computed:  # by the config that is used
+        config += checkpoint.changes.encode()
     dtype = str(checkpoint.model.dtype).removeprefix("torch.")
     return Recipe(hashlib.sha256(config).hexdigest(), dtype, checkpoint.weights.converter)
 
@@ -177,9 +249,9 @@ def _wanted(checkpoint: Checkpoint) -> list[FileTensor]:
 
 
 def _check_same_model(location: PackLocation, checkpoint: Checkpoint, recipe: Recipe) -> None:
-    """Raise an error rather than replace the pack of another model, unless it is in this model's folder."""
-    own = checkpoint.folder / _DIRECTORY
-    if own.exists() and location.directories[0].samefile(own):
+    """Raise an error rather than replace the pack of another model, unless the directory is this model's."""
+    own = checkpoint.folder / BESIDE
+    if is_cached(location) or (own.exists() and location.directories[0].samefile(own)):
         return
     there = pack_manifest.read(location.directories[0])
     if there is not None and there.recipe.config_sha256 != recipe.config_sha256:
@@ -196,21 +268,28 @@ def _check_same_model(location: PackLocation, checkpoint: Checkpoint, recipe: Re
 @independent_of_modes
 def pack(
     model_dir: Path,
-    directories: "Sequence[Path]",
+    directories: "Sequence[Path] | None" = None,
     *,
     dtype: torch.dtype | str | None = None,
+    revision: str | None = None,
+    cache_dir: "Path | None" = None,
+    subfolder: str = "",
 ) -> dict[str, Any]:
     """Make the pack of a Hugging Face folder in one directory, or striped over several, unless it exists.
 
-    from_pretrained finds it if called with the same directory as `pack_dir`, or directories as `volumes`, and
-    the same `dtype`. Returns what `trunkline pack --json` prints. Raises as from_pretrained does.
+    `directories`: None is where from_pretrained looks for it by default. Otherwise that finds it if called
+    with the same directory as `pack_dir`, or directories as `volumes`. `dtype`, `revision`, `cache_dir` and
+    `subfolder` are those of from_pretrained. Returns what `trunkline pack --json` prints. Raises as
+    from_pretrained does.
     """
-    folder = FilePath(path_name(model_dir, "model_dir"))
-    location = location_argument(folder, None, directories)
-    checkpoint = read_checkpoint(folder, dtype, None)
+    found = find_model(model_dir, revision=revision, cache_dir=cache_dir, subfolder=subfolder)
+    location = None if directories is None else location_argument(found.path, None, directories)
+    checkpoint = read_checkpoint(found, dtype, None)
+    if location is None:
+        location = default_location(checkpoint)
     manifest, _, is_new = opened(location, checkpoint, 0)
     return {
-        "model": str(folder),
+        "model": found.name,
         "directories": [str(directory) for directory in location.directories],
         "made": is_new,
         "bytes": manifest.nbytes,

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from trunkline._core import UnitCache
-from trunkline.transformers._bound_unit import advised
-from trunkline.transformers._offloaded import OffloadedWeight
+from trunkline._streaming.bound_unit import advised
+from trunkline._streaming.offloaded import OffloadedWeight
 
 _GROUPED = {"_grouped_mm", "grouped_mm", "grouped_mm_fallback"}
 
@@ -24,6 +24,7 @@ class ExpertMemory:
         self._bytes = torch.frombuffer(cache.memory, dtype=torch.uint8)
         self._typed: dict[torch.dtype, torch.Tensor] = {}
         self._held: set[int] = set()  # units that are acquired, or may be, after an interrupt
+        self.running: int | None = None  # the group of the module whose forward is running
 
     def acquire(self, units: Sequence[int]) -> tuple[int, int]:
         """Wait for one of the units; return which, and the byte at which it begins."""
@@ -63,19 +64,25 @@ class RoutedMatrices:
     """One matrix of each expert of a module."""
 
     def __init__(
-        self, memory: ExpertMemory, first: int, begins: Sequence[int], parameter: nn.Parameter
+        self, memory: ExpertMemory, group: int, first: int, begins: Sequence[int], parameter: nn.Parameter
     ) -> None:
-        """`first`: the number of the first expert's unit. `parameter`: all of them, on the meta device.
+        """`group`: the module. `first`: the number of the first expert's unit.
 
-        `begins`: where each begins in its unit's memory.
+        `begins`: where each begins in its unit's memory. `parameter`: all of them, on the meta device.
         """
         self._memory = memory
+        self._group = group
         self._begins = begins
         self.first = first
         self.count = parameter.shape[0]
         self._dtype = parameter.dtype
         self._shape = tuple(parameter.shape[1:])
         self._last: int | None = None  # the unit that one() returned
+
+    @property
+    def is_running(self) -> bool:
+        """Whether their module's forward is running: they must not be used at other times."""
+        return self._memory.running == self._group
 
     def one(self, expert: int) -> torch.Tensor:
         """Return the matrix of an expert; it is valid until the next call, and while the module runs."""
@@ -173,15 +180,19 @@ class RoutedWeight(OffloadedWeight):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Compute with the experts that are named, as the implementations of transformers do."""
+        """Compute with the experts that are named, as the implementations of transformers do.
+
+        Outside of the module's forward this raises Unsupported, as for any other weight: what would be
+        returned is memory of the cache, which is soon reused, and which a caller could change.
+        """
         name = getattr(func, "__name__", str(func))
-        if name == "__getitem__" and not args[0].is_transposed:
+        if name == "__getitem__" and not args[0].is_transposed and args[0].matrices.is_running:
             found = _selected(args[0].matrices, args[1])
             if found is not None:
                 return found
         elif name == "transpose" and sorted(dim % 3 for dim in args[1:]) == [1, 2]:
             return args[0]._transposed()
-        elif name in _GROUPED and len(args) == 2 and isinstance(args[1], cls):
+        elif name in _GROUPED and len(args) == 2 and isinstance(args[1], cls) and args[1].matrices.is_running:
             others = dict(kwargs or {})
             offsets = others.pop("offs", None)
             if offsets is not None and all(value is None for value in others.values()):

@@ -10,12 +10,11 @@ from trunkline import _core
 from trunkline._core import parse_size
 from trunkline._errors import OutOfBudget
 from trunkline._streaming.memory import budget_argument, default_budget
-from trunkline._streaming.roofline import GPU_SLOTS, PAGE_BYTES, paged_bytes, slots_bytes
-from trunkline._streaming.stored import FileTensor, StreamUnit
+from trunkline._streaming.roofline import GPU_SLOTS, paged_bytes, slots_bytes
+from trunkline._streaming.stored import FileTensor
+from trunkline._streaming.stored_unit import StoredUnit
 from trunkline._tensor_io.memory import Device, device_argument
-from trunkline.transformers._bound_unit import WeightView
 from trunkline.transformers._expert_plan import ExpertPlan, plan_experts
-from trunkline.transformers.layers import Unit
 from trunkline.transformers.stored_model import Checkpoint, Division
 
 
@@ -45,43 +44,6 @@ def memory_arguments(
         return Memory(target, budget, budget)
     host = default_budget() if host_memory is None else parse_size(host_memory, "host_memory")
     return Memory(target, budget, host)
-
-
-@dataclass(frozen=True)
-class StoredUnit:
-    """A unit, its description for WeightStream, and the offset of each of its weights in memory, in order."""
-
-    unit: Unit
-    described: StreamUnit
-    offsets: list[tuple[int, FileTensor]]
-
-    @classmethod
-    def of(cls, unit: Unit, places: dict[str, FileTensor]) -> "StoredUnit":
-        """Lay the unit out so that it is read from the file without a copy."""
-        offsets, at = [], 0
-        for weight in unit.weights:
-            stored = places[weight.path]
-            at += (stored.offset - at) % PAGE_BYTES
-            offsets.append((at, stored))
-            at += stored.nbytes
-        parts = [(each.file, each.offset, each.nbytes, begin, each.checksum) for begin, each in offsets]
-        name = unit.weights[0].path
-        if len(unit.weights) > 1:
-            name += f" .. {unit.weights[-1].path}"
-        return cls(unit, (name, at, parts), offsets)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of main memory that it needs."""
-        return self.described[1]
-
-    def views(self, memory: Memory) -> list[WeightView]:
-        """Return the weights' offsets in the memory they are used in, their dtypes and shapes."""
-        begins = _core.device_layout(self.described) if memory.on_gpu else [at for at, _ in self.offsets]
-        return [
-            WeightView(begin, stored.dtype, stored.shape)
-            for begin, (_, stored) in zip(begins, self.offsets, strict=True)
-        ]
 
 
 @dataclass

@@ -19,6 +19,7 @@ from trunkline._tensor_io.devices import savable
 from trunkline._warnings import caller, warn_without_failing
 from trunkline.checkpoint.directory.checkpointer import Checkpointer
 from trunkline.checkpoint.save import take_failures
+from trunkline.transformers._measurements import Measurements, keeps_best_of, warn_without_evaluation
 from trunkline.transformers._preemption import agree_on_preemption, on_any_rank
 from trunkline.transformers._resume import INCOMPLETE, plan_resume
 from trunkline.transformers._uploads import find_upload
@@ -45,6 +46,9 @@ class BackgroundCheckpoints:
 
     If a save fails in the background, the next save raises its error, or train() does at the end. If another
     exception ends train() before that, the next train() warns of it (RuntimeWarning).
+
+    With keep_best in the Checkpointer, a checkpoint of a step that was just evaluated has the metrics of that
+    evaluation, such as "eval_loss". train() raises ValueError if they lack the metric of keep_best.
     """
 
     def __init__(self, *args: Any, checkpointer: Checkpointer | None = None, **kwargs: Any) -> None:
@@ -70,9 +74,12 @@ class BackgroundCheckpoints:
         _check_best_is_kept(trainer.args, checkpointer)
         if checkpointer is not None:
             _warn_of_unused_limit(_limit_of(trainer.args), checkpointer)
+            if _saves(trainer.args):
+                warn_without_evaluation(checkpointer._context.rules, _name_of(trainer.args.eval_strategy))
         self.checkpointer = checkpointer or Checkpointer(
             Path(trainer.args.output_dir) / "checkpoints", keep=_limit_of(trainer.args)
         )
+        self._measurements = Measurements(self.checkpointer._context.rules)
         if trainer.args.push_to_hub:
             self._check_no_upload()
         agree_on_preemption(trainer)
@@ -93,6 +100,7 @@ class BackgroundCheckpoints:
         folder of a stock Trainer in output_dir.
         """
         trainer: Any = self
+        self._measurements.forget()
         self._await_earlier_saves()
         plan = self.checkpointer._agree(
             lambda: plan_resume(
@@ -189,6 +197,12 @@ class BackgroundCheckpoints:
     # Called by the Trainer, which makes a checkpoint of small files in a folder of this process as usual. The
     # methods that would write model, optimizer and scheduler do nothing: the Checkpointer saves these.
 
+    def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        metrics = super()._evaluate(*args, **kwargs)  # type: ignore[misc]
+        trainer: Any = self
+        self._measurements.record(trainer.state.global_step, metrics)
+        return metrics
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         if trial is not None:
             raise Unsupported(None, "hyperparameter search needs the checkpoints of the stock Trainer")
@@ -254,7 +268,7 @@ class BackgroundCheckpoints:
         an optimizer, forward() of a model with a momentum encoder, a notebook cell run again after Ctrl-C.
         """
         try:
-            self.checkpointer.save(step, state).wait_staged()
+            self.checkpointer.save(step, state, metrics=self._measurements.of(step)).wait_staged()
         except BaseException:
             last = self.checkpointer._last_save()
             if last is not None and not last.staged():  # interrupted: the weights may change from here on
@@ -337,7 +351,11 @@ def _saves(args: Any) -> bool:
 
 
 def _strategy_of(args: Any) -> str:
-    return str(getattr(args.save_strategy, "value", args.save_strategy))
+    return _name_of(args.save_strategy)
+
+
+def _name_of(strategy: Any) -> str:
+    return str(getattr(strategy, "value", strategy))
 
 
 def _check_best_is_kept(args: Any, checkpointer: Checkpointer | None) -> None:
@@ -357,10 +375,12 @@ def _check_best_is_kept(args: Any, checkpointer: Checkpointer | None) -> None:
             f"checkpointer=trunkline.Checkpointer(..., keep={args.save_total_limit})",
         )
     keep = None if checkpointer is None else checkpointer._context.keep
+    if checkpointer is not None and keeps_best_of(checkpointer._context.rules, args.metric_for_best_model):
+        return
     if keep is not None:
         warnings.warn(
             f"{metric}: the Checkpointer keeps only the last checkpoints (keep={keep}), even if an earlier "
-            "one is the best; pass keep=None to it to keep all",
+            "one is the best; pass keep=None to it to keep all, or keep_best to keep the best",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trunkline.transformers.layers import Weight, streamable_weights
+from trunkline._streaming.layers import Weight, streamable_weights
 
 # What modules with transformers' experts interface call the matrices of all experts.
 _MATRICES = {"gate_up_proj", "up_proj", "down_proj"}

@@ -1,5 +1,6 @@
 """Makes stock models of transformers without their weights."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -7,22 +8,36 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedConfig,
+)
 from transformers.core_model_loading import build_glob_alternation
 
 from trunkline._errors import Format, Unsupported
 from trunkline.transformers._folder import check_model_folder
+from trunkline.transformers._options import ModelOptions, unknown_argument
+from trunkline.transformers.hub import find_model
 
 _META = torch.device("meta")
+_DEFAULTS = ModelOptions()
 
 
-def make(model_dir: Path, dtype: torch.dtype | None, stored: torch.dtype | None = None) -> Any:
+def make(
+    model_dir: Path,
+    dtype: torch.dtype | None,
+    stored: torch.dtype | None = None,
+    options: ModelOptions = _DEFAULTS,
+) -> Any:
     """Return the causal language model that the directory's config describes, all of it on the meta device.
 
     `dtype`: None is that of the config, or `stored` if the config has none. Raises as check_model_folder()
     does, and Unsupported for quantised weights and for anything but a causal language model of transformers.
     """
-    config = _config(model_dir)
+    config = _config(model_dir, options)
     quantisation = getattr(config, "quantization_config", None)
     if quantisation is not None:
         raise Unsupported(
@@ -33,13 +48,17 @@ def make(model_dir: Path, dtype: torch.dtype | None, stored: torch.dtype | None 
         )
     if dtype is None and getattr(config.get_text_config(decoder=True), "dtype", None) is None:
         dtype = stored
-    kept = {} if dtype is None else {"dtype": dtype}
+    kept: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
+    for name in ("attn_implementation", "experts_implementation"):
+        if (value := getattr(options, name)) is not None:
+            kept[name] = value
     try:
         with _META:
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **kept)
         model.tie_weights()
     except Exception as error:  # a model's code may raise anything for an invalid config
-        what = "" if isinstance(error, ValueError) else f"the config is not valid: {type(error).__name__}: "
+        says_why = isinstance(error, ValueError | ImportError)  # the latter: of attn_implementation
+        what = "" if says_why else f"the config is not valid: {type(error).__name__}: "
         raise Unsupported(None, f"{model_dir}: {what}{_first_line(error)}", str(model_dir)) from error
     _keep_in_fp32(model)
     return model
@@ -65,17 +84,58 @@ def _keep_in_fp32(model: Any) -> None:
         (module._parameters if leaf in module._parameters else module._buffers)[leaf] = made[id(value)]
 
 
-def _config(model_dir: Path) -> Any:
+def _config(model_dir: Path, options: ModelOptions) -> Any:
     check_model_folder(model_dir)
-    path = model_dir / "config.json"
+    if isinstance(options.config, PreTrainedConfig):
+        path, config = model_dir / "config.json", copy.deepcopy(options.config)
+        unknown = dict(options.changes)
+    else:
+        path = _config_path(model_dir, options.config)
+        config, unknown = _read_config(path, options)
+    if unknown:
+        raise unknown_argument(next(iter(unknown)), options.known)
+    if options.trust_remote_code and AutoModelForCausalLM.__name__ in _auto_map(config):
+        raise Unsupported(
+            None,
+            f"trust_remote_code: {path} names code for the model (auto_map), and Trunkline runs no code from "
+            "folders; omit it to use the model's class in transformers, or load the model with transformers",
+            str(path),
+        )
+    _check_kind(config, path)
+    return config
+
+
+def _auto_map(config: Any) -> dict[str, Any]:
+    return getattr(config, "auto_map", None) or {}
+
+
+def _config_path(model_dir: Path, config: Any) -> Path:
+    """Return the file of the argument `config`, which may be a file, a folder, or a name on the hub."""
+    if config is None:
+        return model_dir / "config.json"
     try:
-        config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False, local_files_only=True)
+        found = find_model(config).path
+    except TypeError:
+        kinds = "a config of transformers, or a path"
+        raise TypeError(f"config: must be {kinds}, not {type(config).__name__}") from None
+    return found / "config.json" if found.is_dir() else found
+
+
+def _read_config(path: Path, options: ModelOptions) -> tuple[Any, dict[str, Any]]:
+    """Return the config with the changes, and the changes of attributes that it does not have."""
+    try:
+        config, unknown = AutoConfig.from_pretrained(
+            path,
+            trust_remote_code=False,
+            local_files_only=True,
+            return_unused_kwargs=True,
+            **options.changes,
+        )
     except ValueError as error:
         raise Unsupported(None, _why_no_config(path, error), str(path)) from error
     except Exception as error:  # OSError if it is not JSON; other errors for invalid values
         raise Format(None, f"{path}: {type(error).__name__}: {_first_line(error)}", str(path)) from error
-    _check_kind(config, path)
-    return config
+    return config, unknown
 
 
 def _why_no_config(path: Path, error: ValueError) -> str:
@@ -121,10 +181,13 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-def finish(model: Any, model_dir: Path, device: torch.device) -> None:
+def finish(
+    model: Any, model_dir: Path, device: torch.device, called: str = "", generation_config: Any = None
+) -> None:
     """Make the buffers that no file stores (those of rotary embeddings) as transformers does, on the device.
 
-    Every parameter and stored buffer must have been set already, or stay on the meta device.
+    Every parameter and stored buffer must have been set already, or stay on the meta device. `called`: the
+    name of the model ("": the directory). `generation_config`: None is that of the directory.
     """
     for value in (*model.parameters(), *model.buffers()):
         value._is_hf_initialized = True
@@ -133,9 +196,13 @@ def finish(model: Any, model_dir: Path, device: torch.device) -> None:
         model.get_submodule(path)._buffers[leaf] = torch.empty_like(buffer, device="cpu")
     model.initialize_weights()
     model.eval()
-    model.config.name_or_path = str(model_dir)
+    model.config.name_or_path = model.name_or_path = called or str(model_dir)
     if model.can_generate():
-        model.generation_config = _generation_config(model_dir)
+        model.generation_config = (
+            _generation_config(model_dir)
+            if generation_config is None
+            else model.generation_config.from_dict(generation_config.to_dict())
+        )
     if device.type != "cpu":
         for module in model.modules():
             for name, value in module._buffers.items():

@@ -12,18 +12,21 @@ from torch import nn
 from trunkline._errors import Unsupported, exception_of
 from trunkline._formats.safetensors.folder import folder_headers
 from trunkline._formats.safetensors.loader import Header, dtype_and_shape
+from trunkline._streaming import layers as model_layers
 from trunkline._streaming import stored as stored_tensors
+from trunkline._streaming.layers import Unit
 from trunkline._streaming.roofline import ExpertSizes, Sizes
 from trunkline._streaming.source import Source
 from trunkline._streaming.stored import TENSOR_ALIGNMENT, FileTensor
 from trunkline.checkpoint.save_order import await_saves_of
 from trunkline.transformers import _weights, skeleton
-from trunkline.transformers import layers as model_layers
 from trunkline.transformers._folder import check_model_folder, check_weights
+from trunkline.transformers._options import ModelOptions
 from trunkline.transformers._weights import Weights
 from trunkline.transformers.experts import Experts, experts_per_token, find_experts, routed_parameters
-from trunkline.transformers.layers import Unit
+from trunkline.transformers.hub import ModelFolder, add_download
 
+_DEFAULTS = ModelOptions()
 _MODEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
@@ -72,11 +75,14 @@ class Checkpoint:
     dtypes: dict[str, torch.dtype]
     shapes: dict[str, tuple[int, ...]]
     aliases: dict[str, list[str]]  # all names of a weight
+    name: str = ""  # as the user calls it
+    identity: str = ""  # ModelFolder.identity
+    changes: str = ""  # of the folder's config, ModelOptions.key
 
     def why_not_in_place(self) -> str | None:
         """Return why the files cannot be read in place; None if they can.
 
-        Then every weight is stored in the dtype and with the alignment that it needs in memory.
+        Then every weight is stored in the dtype in which it is used.
         """
         for name in self.order:
             stored = self.weights.stored.get(name)
@@ -84,19 +90,38 @@ class Checkpoint:
                 return f"{name} is not stored as such, but converted"
             if stored.dtype != self.dtypes[name]:
                 return f"{name} is stored as {stored.dtype}, and used as {self.dtypes[name]}"
-            if stored.offset % TENSOR_ALIGNMENT != 0:
-                return f"{name} is at byte {stored.offset}, not at a multiple of {TENSOR_ALIGNMENT}"
         return None
 
+    def why_pack(self) -> str | None:
+        """Return why a pack is made by default; None if the files are as good as one.
 
-def read_checkpoint(folder: Path, dtype: torch.dtype | str | None, unit_bytes: int | None) -> Checkpoint:
+        Then every weight is also stored with the alignment that torch gives tensors.
+        """
+        for name in self.order:
+            stored = self.weights.stored.get(name)
+            if stored is not None and stored.offset % TENSOR_ALIGNMENT != 0:
+                return f"{name} is at byte {stored.offset}, not at a multiple of {TENSOR_ALIGNMENT}"
+        return self.why_not_in_place()
+
+
+def read_checkpoint(
+    found: ModelFolder,
+    dtype: torch.dtype | str | None,
+    unit_bytes: int | None,
+    options: ModelOptions = _DEFAULTS,
+) -> Checkpoint:
     """Read the config and the headers of a folder. Raises as from_pretrained does."""
+    folder = found.path
     await_saves_of(str(folder))
-    check_model_folder(folder)
-    check_weights(folder)
-    headers = _headers(folder)
+    try:
+        check_model_folder(folder)
+        check_weights(folder)
+        headers = _headers(folder)
+    except FileNotFoundError as error:
+        add_download(error, found)
+        raise
     tensors = stored_tensors.of_headers(headers)
-    model = skeleton.make(folder, dtype_argument(dtype), _first_dtype(headers))
+    model = skeleton.make(folder, dtype_argument(dtype), _first_dtype(headers), options)
     weights = _weights.find(model, tensors, str(folder))
     layers, whole, routed = divide(model, unit_bytes)
 
@@ -124,6 +149,9 @@ def read_checkpoint(folder: Path, dtype: torch.dtype | str | None, unit_bytes: i
         dtypes={name: value.dtype for name, value in state.items()},
         shapes={name: tuple(state[name].shape) for name in aliases},
         aliases=aliases,
+        name=found.name,
+        identity=found.identity,
+        changes=options.key,
     )
 
 

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "checkpoint/verify.h"
 #include "cli/checkpoint/checkpoint_actions.h"
@@ -29,12 +30,23 @@ std::vector<std::uint64_t> shards_of(const Tensor& tensor) {
   return shards;
 }
 
+// JSON has no numbers that are not finite.
+Json metrics_json(const Manifest& manifest) {
+  Json metrics = Json::object();
+  for (const checkpoint::Metric& metric : manifest.metrics) {
+    metrics[metric.name] =
+        std::isfinite(metric.value) ? Json(metric.value) : Json(fmt::format("{}", metric.value));
+  }
+  return metrics;
+}
+
 Json to_json(const CheckpointArguments& arguments, const std::string& directory, const Manifest& manifest) {
   Json document = document_of("show", arguments);
   document["step"] = manifest.step;
   document["commit"] = manifest.commit;
   document["time"] = manifest.time;
   document["world_size"] = manifest.world_size;
+  document["metrics"] = metrics_json(manifest);
   document["chunk_bytes"] = manifest.chunk_bytes;
   document["bytes"] = bytes_to_verify(manifest);
   document["shards"] = Json::array();
@@ -56,8 +68,12 @@ Json to_json(const CheckpointArguments& arguments, const std::string& directory,
 
 std::string to_text(const std::string& directory, const Manifest& manifest) {
   std::string text =
-      fmt::format("step {}, commit {} of {}, saved by {} {}\n\n", manifest.step, manifest.commit,
-                  manifest.time, manifest.world_size, manifest.world_size == 1 ? "process" : "processes");
+      fmt::format("step {}, commit {} of {}, saved by {} {}\n", manifest.step, manifest.commit, manifest.time,
+                  manifest.world_size, manifest.world_size == 1 ? "process" : "processes");
+  for (const checkpoint::Metric& metric : manifest.metrics) {
+    text += fmt::format("{}: {}\n", printable(metric.name), metric.value);
+  }
+  text += "\n";
   if (!manifest.shards.empty()) {
     TextTable shards({"shard", "size", "chunks", "path"});
     for (std::size_t i = 0; i < manifest.shards.size(); ++i) {

@@ -84,8 +84,8 @@ std::vector<std::string> words_of_value(std::string_view value) {
 }
 
 bool is_file_value(std::string_view value) {
-  constexpr std::array<std::string_view, 9> kFiles{"FILE",   "DIR", "PATH", "MODEL_DIR",   "OUT",
-                                                   "SOURCE", "A",   "B",    "NAME_OR_FILE"};
+  constexpr std::array<std::string_view, 10> kFiles{"FILE", "DIR",    "PATH", "MODEL", "FOLDER",
+                                                    "OUT",  "SOURCE", "A",    "B",     "NAME_OR_FILE"};
   return value.ends_with(".json") || std::ranges::find(kFiles, value) != kFiles.end();
 }
 

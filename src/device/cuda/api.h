@@ -1,5 +1,6 @@
 // The functions of the CUDA driver that Trunkline uses, found by dlopen: building does not require CUDA, and
-// one build runs with and without it. Declared according to the CUDA Driver API reference.
+// one build runs with and without it. Declared according to the CUDA Driver API reference;
+// python/tests/test_nvidia_headers.py compares with NVIDIA's headers.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,5 @@
 // Linux native asynchronous I/O (io_submit(2)): truly asynchronous only for direct I/O. The fallback where
-// io_uring is not available.
-#include <libaio.h>
+// io_uring is not available. Called libaio after the library through which it is best known, but needs none.
 #include <poll.h>
 #include <unistd.h>
 
@@ -10,6 +9,7 @@
 #include <utility>
 
 #include "io/backends/backend.h"
+#include "io/backends/linux_aio.h"
 #include "io/backends/wake_event.h"
 #include "os/async_queues.h"
 
@@ -25,13 +25,13 @@ class LibaioBackend final : public Backend {
   LibaioBackend& operator=(const LibaioBackend&) = delete;
   ~LibaioBackend() override {
     own_ = {};
-    if (context_ != nullptr) io_destroy(context_);
+    if (context_ != 0) aio::destroy(context_);
   }
 
   Status set_up() {
-    const int code = -io_setup(static_cast<int>(events_.size()), &context_);
+    const int code = -static_cast<int>(aio::setup(static_cast<unsigned>(events_.size()), &context_));
     if (code != 0) return std::unexpected(system_error(code, "set up libaio (io_setup)"));
-    own_ = os::OwnQueue::context(reinterpret_cast<std::uintptr_t>(context_));
+    own_ = os::OwnQueue::context(context_);
     // The probe: a real poll through the context, on the wake-up event.
     wake_.signal();
     std::vector<Completion> completions;
@@ -44,20 +44,18 @@ class LibaioBackend final : public Backend {
 
   void push(const Command& command) override {
     iocb& block = blocks_[command.tag];
-    const auto offset = static_cast<long long>(command.offset);
     switch (command.op) {
       case Op::read:
-        io_prep_pread(&block, command.fd, command.data, command.length, offset);
+        block = aio::transfer(IOCB_CMD_PREAD, command.fd, command.data, command.length, command.offset);
         break;
       case Op::write:
-        io_prep_pwrite(&block, command.fd, command.data, command.length, offset);
+        block = aio::transfer(IOCB_CMD_PWRITE, command.fd, command.data, command.length, command.offset);
         break;
       case Op::sync:
-        io_prep_fsync(&block, command.fd);
+        block = aio::fsync(command.fd);
         break;
     }
-    // NOLINTNEXTLINE(performance-no-int-to-ptr): the field is the caller's own, and never followed
-    block.data = reinterpret_cast<void*>(static_cast<std::uintptr_t>(command.tag));
+    block.aio_data = command.tag;
     pending_.push_back(&block);
   }
 
@@ -76,8 +74,8 @@ class LibaioBackend final : public Backend {
 
  private:
   void arm_wake() {
-    io_prep_poll(&wake_block_, wake_.fd(), POLLIN);
-    wake_block_.data = &wake_block_;
+    wake_block_ = aio::poll(wake_.fd(), POLLIN);
+    wake_block_.aio_data = kWakeTag;
     pending_.push_back(&wake_block_);
     wake_armed_ = true;
   }
@@ -86,8 +84,8 @@ class LibaioBackend final : public Backend {
   void send(std::vector<Completion>& completions) {
     std::size_t sent = 0;
     while (sent < pending_.size()) {
-      const int result =
-          io_submit(context_, static_cast<long>(pending_.size() - sent), pending_.data() + sent);
+      const long result =
+          aio::submit(context_, static_cast<long>(pending_.size() - sent), pending_.data() + sent);
       if (result > 0) {
         sent += static_cast<std::size_t>(result);
         in_flight_ += static_cast<unsigned>(result);
@@ -95,7 +93,7 @@ class LibaioBackend final : public Backend {
         if (in_flight_ > 0) break;  // the next completion makes room
         std::this_thread::yield();
       } else if (result != -EINTR) {
-        refuse(pending_[sent++], result, completions);
+        refuse(pending_[sent++], static_cast<int>(result), completions);
       }
     }
     pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(sent));
@@ -107,27 +105,27 @@ class LibaioBackend final : public Backend {
       wake_result_ = result;
       probe_failed_ = true;
     } else {
-      completions.push_back({tag_of(block->data), result});
+      completions.push_back({static_cast<std::uint32_t>(block->aio_data), result});
     }
   }
 
   bool collect(std::vector<Completion>& completions, unsigned wanted) {
     if (probe_failed_) return true;
     timespec timeout{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(kMaxWait).count()};
-    const int count = io_getevents(context_, static_cast<long>(wanted), static_cast<long>(events_.size()),
-                                   events_.data(), wanted == 1 ? nullptr : &timeout);
+    const long count = aio::get_events(context_, static_cast<long>(wanted), static_cast<long>(events_.size()),
+                                       events_.data(), wanted == 1 ? nullptr : &timeout);
     bool woken = false;
-    for (int index = 0; index < count; ++index) {
+    for (long index = 0; index < count; ++index) {
       const io_event& event = events_[static_cast<std::size_t>(index)];
       --in_flight_;
-      const auto result = static_cast<std::int64_t>(static_cast<long>(event.res));
-      if (event.data == &wake_block_) {
+      const std::int64_t result = event.res;
+      if (event.data == kWakeTag) {
         woken = true;
         wake_armed_ = false;
         wake_result_ = static_cast<int>(result);
         drain_wake();
       } else {
-        completions.push_back({tag_of(event.data), result});
+        completions.push_back({static_cast<std::uint32_t>(event.data), result});
       }
     }
     return woken;
@@ -138,11 +136,9 @@ class LibaioBackend final : public Backend {
     [[maybe_unused]] const ssize_t got = ::read(wake_.fd(), &count, sizeof count);
   }
 
-  static std::uint32_t tag_of(const void* data) {
-    return static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(data));
-  }
+  static constexpr std::uint64_t kWakeTag = ~0ULL;  // tags of commands have 32 bits
 
-  io_context_t context_ = nullptr;
+  aio_context_t context_ = 0;
   os::OwnQueue own_;
   WakeEvent wake_;
   iocb wake_block_{};

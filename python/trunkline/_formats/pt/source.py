@@ -59,15 +59,13 @@ class PtSource:
                     "order, of which open_tensors() cannot read single tensors; load it with trunkline.load",
                     path,
                 )
-            # Two keys may have the same name, such as 0 and "0": then the first.
-            self._tensors: dict[str, torch.Tensor] = {}
-            for name, part in leaves_of(outline):
-                if isinstance(part, torch.Tensor):
-                    self._tensors.setdefault(name, part)
+            named = [(name, part) for name, part in leaves_of(outline) if isinstance(part, torch.Tensor)]
+            self._names = [name for name, _ in named]
+            self._tensors = dict(named)
 
     def names(self) -> list[str]:
         """Return the names of all tensors."""
-        return list(self._tensors)
+        return list(self._names)
 
     def describe(self, name: str) -> Description:
         """Return the description of a tensor."""

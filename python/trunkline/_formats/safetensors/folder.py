@@ -7,8 +7,6 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Any
 
-import torch
-
 from trunkline import _core
 from trunkline._core import Engine
 from trunkline._errors import Format, exception_of
@@ -31,6 +29,7 @@ from trunkline._formats.safetensors.loader import (
 from trunkline._formats.selection import Selection
 from trunkline._tensor_io import transfer
 from trunkline._tensor_io.memory import CPU
+from trunkline._torch_or_numpy import torch
 from trunkline._types import Path
 
 _INDEX_SUFFIX = ".safetensors.index.json"

@@ -1,14 +1,15 @@
 """Lays safetensors files out for writing."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
-import torch
+import numpy
 
 from trunkline import _core
 from trunkline._errors import Unsupported
 from trunkline._formats.open_file import BinaryFile, write_all
 from trunkline._formats.safetensors import checksums
+from trunkline._tensor_io.arrays import Array, tensor_of
 from trunkline._tensor_io.sources import SourceLayout, Sources
 from trunkline._tensor_io.tensors import (
     bytes_of,
@@ -20,25 +21,32 @@ from trunkline._tensor_io.tensors import (
     objection_in_any_file,
     objection_in_pt,
 )
+from trunkline._torch_or_numpy import HAS_TORCH, torch
 from trunkline._types import Path
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+# Tensors of torch, arrays of numpy, or both.
+Values: TypeAlias = "Mapping[str, torch.Tensor | Array]"
+
 ALIGNMENT = 4096
 _MAX_JSON_BYTES = 100_000_000  # kMaxHeaderBytes of src/format/safetensors.h
 _LENGTH_BYTES = 8
-_HINT = "; give the path the suffix .pt to save it with trunkline.save"
+if HAS_TORCH:
+    _HINT = "; give the path the suffix .pt to save it with trunkline.save"
+else:
+    _HINT = "; use a trunkline.Checkpointer, which saves dicts and lists of arrays and values"
 
 
 def lay_out(
-    tensors: Mapping[str, torch.Tensor],
+    tensors: Values,
     path: Path,
     *,
     metadata: Mapping[str, str] | None = None,
     checksum: bool = True,
 ) -> SourceLayout:
-    """Return the layout of a safetensors file of `tensors`, a mapping of names to tensors, for write_layouts.
+    """Return the layout of a safetensors file of `tensors`, a mapping of names to tensors or arrays.
 
     The layout refers to the tensors' memory, which must not change until it is written. Tensors that are not
     contiguous (or lazily conjugated or negated) are copied, and the copies live as long as the layout.
@@ -74,7 +82,7 @@ def lay_out(
     return layout
 
 
-def write_to(file: BinaryFile, tensors: Mapping[str, torch.Tensor], *, checksum: bool = True) -> None:
+def write_to(file: BinaryFile, tensors: Values, *, checksum: bool = True) -> None:
     """Write a safetensors file of `tensors` to an open file. Raises the errors of lay_out()."""
     plan = _plan(tensors, None, checksum)
     if checksum:  # which come first, so that all is read twice
@@ -122,10 +130,11 @@ class _Plan(NamedTuple):
         yield memoryview(bytes(self.file_bytes - at))
 
 
-def _plan(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None, checksum: bool) -> _Plan:
+def _plan(tensors: Values, metadata: Mapping[str, str] | None, checksum: bool) -> _Plan:
     if not isinstance(tensors, Mapping):
         raise TypeError(
-            f"tensors: must be a dict of tensors by name for safetensors, not {type(tensors).__name__}{_HINT}"
+            "tensors: must be a dict of tensors or arrays by name for safetensors, not "
+            f"{type(tensors).__name__}{_HINT}"
         )
     kept = {name: _storable(name, tensor) for name, tensor in tensors.items()}
     described = [(name, dtype_name(tensor.dtype), _shape_in_file(tensor)) for name, tensor in kept.items()]
@@ -146,10 +155,14 @@ def _plan(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | Non
 def _storable(name: Any, tensor: Any) -> torch.Tensor:
     if type(name) is not str:
         raise TypeError(f"tensors: its keys must be str, not {type(name).__name__} ({name!r})")
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"tensors: {name!r} must be a torch.Tensor, not {type(tensor).__name__}{_HINT}")
+    if not isinstance(tensor, torch.Tensor | numpy.ndarray):
+        raise TypeError(
+            f"tensors: {name!r} must be a torch.Tensor or a numpy.ndarray, not {type(tensor).__name__}{_HINT}"
+        )
     if not _is_utf8(name):
         raise ValueError(f"tensors: the name {name!r} is not valid UTF-8")
+    if not isinstance(tensor, torch.Tensor):
+        tensor = tensor_of(tensor, f"the tensor {name!r}")
     why = objection(tensor)
     if why is None and (why := objection_in_pt(tensor.dtype)) is not None:
         raise Unsupported(None, f"the tensor {name!r} {why}")

@@ -8,8 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
-import torch
-
 from trunkline import _core
 from trunkline._core import Engine, FileLayout, GcPause
 from trunkline._errors import Corrupt, CutOff, Format, Unsupported, exception_of
@@ -17,8 +15,10 @@ from trunkline._formats.safetensors import checksums as stored_checksums
 from trunkline._formats.safetensors.checksums import Sums
 from trunkline._formats.selection import Selection
 from trunkline._tensor_io import transfer
+from trunkline._tensor_io.arrays import no_such_dtype
 from trunkline._tensor_io.memory import CPU, empty_bytes, is_fresh
 from trunkline._tensor_io.tensors import dtype_named
+from trunkline._torch_or_numpy import HAS_TORCH, LIBRARY, torch
 from trunkline._types import Path
 
 MAX_ATTEMPTS = 10  # to read a file that is being replaced
@@ -271,10 +271,11 @@ def dtype_and_shape(stored: StoredTensor, path: str) -> tuple[torch.dtype, tuple
     try:
         dtype = dtype_named(stored.dtype)
     except ValueError:
+        what = f"{path}: the tensor {stored.name!r}"
+        if not HAS_TORCH:
+            raise no_such_dtype(what, stored.dtype, path) from None
         raise Unsupported(
-            None,
-            f"{path}: the tensor {stored.name!r} has the dtype {stored.dtype}, which torch does not support",
-            path,
+            None, f"{what} has the dtype {stored.dtype}, which torch does not support", path
         ) from None
     if dtype is torch.float4_e2m1fn_x2:
         if not shape or shape[-1] % 2 != 0:
@@ -304,7 +305,7 @@ def _shaped(flat: torch.Tensor, shape: tuple[int, ...], name: str, path: str) ->
     except (RuntimeError, TypeError, ValueError, OverflowError) as error:
         why = str(error).partition("\n")[0]
         raise Format(
-            None, f"{path}: the tensor {name!r} has a shape that torch does not support ({why})", path
+            None, f"{path}: the tensor {name!r} has a shape that {LIBRARY} does not support ({why})", path
         ) from None
 
 

@@ -4,13 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import torch
-
 from trunkline import _core
 from trunkline._core import Engine
 from trunkline._formats.safetensors import checksums
 from trunkline._formats.safetensors.loader import Header, Verify, dtype_and_shape, load_files
 from trunkline._formats.tensor_reader import Description
+from trunkline._torch_or_numpy import torch
 
 if TYPE_CHECKING:
     from trunkline._formats.slices import Runs

@@ -5,22 +5,19 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
-from trunkline import _core
 from trunkline._arguments import (
     bool_argument,
     check_engine,
     check_staging_bytes,
-    items_argument,
     seconds_argument,
     shown_step,
-    started_ranks,
     step_argument,
 )
-from trunkline._core import CheckpointManifest, Engine, GcPause
+from trunkline._core import CheckpointManifest, Engine
 from trunkline._errors import Corrupt, Error, Format, Unsupported, add_note, exception_of, reword
 from trunkline._exit_hook import check_threads_run
 from trunkline._formats.checkpoint_names import dangling_steps, misnamed_steps, step_name
@@ -29,27 +26,24 @@ from trunkline._formats.tensor_reader import TensorReader
 from trunkline._logging import Log
 from trunkline._paths import absolute_path, path_name
 from trunkline._tensor_io.memory import Device, device_argument
-from trunkline._tensor_io.partly_filled import partly_filled
-from trunkline._tensor_io.transfer import read_layouts
 from trunkline._trace import span
 from trunkline._warnings import caller, warn_without_failing
 from trunkline.checkpoint.directory import shards
-from trunkline.checkpoint.directory.part import Part, Verify, Wanted
+from trunkline.checkpoint.directory.agreement import agree, open_store
+from trunkline.checkpoint.directory.arguments import Writers, names_of, ranks_of, writers_of
+from trunkline.checkpoint.directory.part import Verify, Wanted
 from trunkline.checkpoint.directory.retention import KeepBest, Metrics, Rules, metrics_argument
+from trunkline.checkpoint.directory.running_saves import await_saves_into
+from trunkline.checkpoint.directory.step_load import load_state
 from trunkline.checkpoint.directory.step_save import SaveContext, StepSave, retry_while_locked, warnings_of
 from trunkline.checkpoint.directory.step_source import StepSource
 from trunkline.checkpoint.directory.turn import Turn
-from trunkline.checkpoint.ranks.group import Exchange, GroupRanks, Ranks, rank_error
+from trunkline.checkpoint.ranks.group import Exchange, rank_error
 from trunkline.checkpoint.ranks.outcomes import (
-    await_result,
     give_up,
-    join,
     mark_earlier,
-    publish_result,
-    together,
 )
-from trunkline.checkpoint.save import SaveHandle, raise_unobserved, saves_into, take_failures
-from trunkline.checkpoint.state.tree import restore, restore_into
+from trunkline.checkpoint.save import SaveHandle, raise_unobserved, take_failures
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -62,8 +56,6 @@ _log = Log("checkpoint")
 # How often ranks try to agree on a checkpoint while another process saves; the pauses double.
 _MAX_AGREEMENTS = 8
 _FIRST_PAUSE_SECONDS = 0.005
-
-Writers = Literal["rank", "node"] | Sequence[int]
 
 
 def _of_the_save_before(error: Error, step: int, more: str) -> Error:
@@ -150,9 +142,9 @@ class Checkpointer:
         check_engine(engine)
         self.directory = Path(path_name(directory, "directory"))
         self._engine = engine
-        names = _names_of(volumes)
-        self._ranks = _ranks_of(process_group, timeout, self.directory)
-        chosen = _writers_of(writers, self._ranks)
+        names = names_of(volumes)
+        self._ranks = ranks_of(process_group, timeout, self.directory)
+        chosen = writers_of(writers, self._ranks)
         self._last: SaveHandle | None = None
         self._turn = Turn()
         _checkpointers.add(self)
@@ -161,7 +153,7 @@ class Checkpointer:
         self._must_check_early = True  # save() checks for other checkpoints first; not after a load() or save
         self._absolute = absolute_path(directory, "directory")
         self._wait_for_others()
-        store = self._open(self._absolute, names, chosen, rules)
+        store = open_store(self._ranks, self._absolute, names, chosen, rules, fresh)
         self._context = SaveContext(store, self._ranks, chosen, rules, staging_bytes, engine)
         self._context.rebase(self._ranks.collectives())
         if self._ranks.rank == 0:
@@ -493,46 +485,17 @@ class Checkpointer:
         with self._naming_other_steps(step):
             return self._context.store.open_manifest(step)
 
-    def _is_still(self, step: int, manifest: CheckpointManifest) -> bool:
-        return _are_same(self._open_manifest(step), manifest)
-
     def _load(self, step: int, manifest: CheckpointManifest, into: Any, wanted: Wanted) -> Any:
         where = f"{self._absolute}, step {step}"
-        verify = wanted.verify
-        with GcPause():
-            part = Part.of(manifest, into, wanted.selection, where)
-            if into is None:
-                state = None
-                tensors = shards.empty_tensors(manifest, where, wanted.device, part.names)
-            else:
-                state, tensors, finish = restore_into(part.skeleton, into, part.whole)
-        if into is not None and verify == "first":
+
+        def verify_first() -> None:
             self.verify(step)
-            if not self._is_still(step, manifest):  # the step that was verified is not the one to read
+            if not _are_same(self._open_manifest(step), manifest):
+                # The step that was verified is not the one to read.
                 gone = manifest.shard_paths()[:1] or [where]
                 raise exception_of("system", errno.ENOENT, f"{where} was replaced meanwhile", gone[0])
-        with GcPause():
-            read = shards.targets(
-                manifest,
-                where,
-                tensors,
-                verify=bool(verify),
-                fresh=into is None,
-                is_part=part.whole is not None,
-            )
-        filling = partly_filled("`into`", '; verify="first" finds damage before any of them changes')
-        with nullcontext() if into is None else filling:
-            try:
-                read_layouts(read.layouts, engine=self._engine, verify=bool(verify))
-            except Corrupt as error:
-                index, checksum = getattr(error, "layout", None), getattr(error, "checksum", None)
-                if index is None or checksum is None:
-                    raise
-                raise shards.corrupt_chunk(manifest, read, index, checksum) from error
-            if into is not None:
-                finish()
-        with GcPause():
-            return restore(part.skeleton, tensors, part.whole) if into is None else state
+
+        return load_state(manifest, where, into, wanted, self._engine, verify_first)
 
     def open_tensors(
         self,
@@ -805,56 +768,7 @@ class Checkpointer:
         For example after a notebook cell that makes the Checkpointer is run again: reading before these saves
         end would continue from an earlier step.
         """
-        for handle, owner in saves_into(self._absolute):
-            # In a signal handler that interrupted a save which has not begun yet, waiting would never end.
-            if owner is not self and not (isinstance(owner, Checkpointer) and owner._turn.is_within_call()):
-                handle._join()
-
-    def _open(self, directory: str, volumes: list[str] | None, writers: list[int], rules: Rules) -> Any:
-        """Open the directory on rank 0 first: the others then find what it created and recorded."""
-        exchange = self._ranks.exchange("Checkpointer()")
-        if exchange is None:
-            return _core.CheckpointStore(directory, volumes=volumes, fresh=self._wants_fresh)
-        options = {
-            "directory": directory,
-            "fresh": self._wants_fresh,
-            "writers": writers,
-            "volumes": volumes,
-            "keep": rules.keep,
-            "keep_every": rules.every,
-            "keep_best": None if rules.best is None else list(rules.best),
-        }
-
-        def opened() -> Any:
-            exchange.meet()
-            for rank in range(1, exchange.size):
-                theirs = exchange.read("options", rank)
-                if "error" in theirs:
-                    raise rank_error(rank, f"rank {rank} failed: {theirs['error']}")
-                if theirs["directory"] != directory:
-                    raise rank_error(
-                        rank,
-                        f"rank {rank} opens {theirs['directory']} and rank 0 opens {directory}; pass the "
-                        "same absolute path on all ranks (a relative one depends on the working directory)",
-                    )
-                for option, ours in options.items():
-                    if theirs[option] != ours:
-                        raise rank_error(
-                            rank,
-                            f"rank {rank}: {option} differs from rank 0; pass the same on all ranks",
-                        )
-            return _core.CheckpointStore(directory, volumes=volumes, fresh=self._wants_fresh)
-
-        def open_together() -> Any:
-            if exchange.rank == 0:
-                return publish_result(exchange, "opened", opened)
-            but = f"{directory} was not opened"
-            join(exchange, but)
-            exchange.post("options", options)
-            await_result(exchange, "opened", but)
-            return _core.CheckpointStore(directory)
-
-        return together(exchange, open_together)
+        await_saves_into(self._absolute, but=self)
 
     def _agree(
         self,
@@ -862,54 +776,16 @@ class Checkpointer:
         call: str = "load()",
         check: Callable[[Any], str | None] | None = None,
     ) -> Any:
-        """Call `decide` on rank 0 once all ranks have made this call, and return its result on all.
-
-        With `check`, which returns on the other ranks why the result is wrong there, or None: return None, or
-        the first such reason with its rank.
-        """
+        """Do what agree() says, in turn with other calls of this Checkpointer."""
         if self._ranks.size == 1:
             return decide()
         self._turn.check(call.partition("(")[0], self._absolute)
         with self._turn.lock:
             self._turn.begin(call)
             try:
-                return self._agree_together(decide, call, check)
+                return agree(self._ranks, self._context.collectives(), decide, call, check)
             finally:
                 self._turn.end()
-
-    def _agree_together(
-        self, decide: Callable[[], Any], call: str, check: Callable[[Any], str | None] | None
-    ) -> Any:
-        exchange = self._ranks.exchange(call, self._context.collectives())
-        if exchange is None:
-            return decide()
-        but = "nothing was loaded" if call == "load()" else f"{call} failed"
-
-        def decided() -> Any:
-            exchange.meet()
-            return {"this": decide()}
-
-        def agreed() -> Any:
-            for rank in range(1, exchange.size):
-                found = exchange.read("found", rank)
-                if "error" in found:
-                    raise rank_error(rank, f"rank {rank} failed: {found['error']}")
-                if found["value"]["why"] is not None:
-                    return {"this": {"rank": rank, "why": found["value"]["why"]}}
-            return {"this": None}
-
-        def agree() -> Any:
-            if exchange.rank == 0:
-                this = publish_result(exchange, "decided", decided)["this"]
-                return this if check is None else publish_result(exchange, "agreed", agreed)["this"]
-            join(exchange, but)
-            this = await_result(exchange, "decided", but)["this"]
-            if check is None:
-                return this
-            publish_result(exchange, "found", lambda: {"why": check(this)})
-            return await_result(exchange, "agreed", but)["this"]
-
-        return together(exchange, agree)
 
 
 def _collect(store: Any) -> list[str]:
@@ -930,53 +806,6 @@ def _collect(store: Any) -> list[str]:
 def _are_same(one: CheckpointManifest, other: CheckpointManifest) -> bool:
     # The number of a commit is reused once that checkpoint is deleted; names of shards are not.
     return one.commit == other.commit and one.shard_paths() == other.shard_paths()
-
-
-def _names_of(volumes: "Sequence[str | os.PathLike[str]] | None") -> list[str] | None:
-    if volumes is None:
-        return None
-    one = isinstance(volumes, str | bytes | bytearray | os.PathLike)  # not the sequence of its characters
-    wrong = f"volumes: must be a list of directories, not {type(volumes).__name__}"
-    if one:
-        wrong += "; put it into a list"
-    elif isinstance(volumes, _core.Volume):  # which is for single files
-        wrong += f"; pass its directories: volumes={[str(each) for each in volumes.directories]}"
-    items = items_argument(volumes, wrong)
-    return [absolute_path(volume, "volumes") for volume in items]
-
-
-def _ranks_of(process_group: Any, timeout: float, directory: Path) -> Ranks:
-    if process_group is False:
-        return Ranks()
-    if process_group is None:
-        import torch.distributed as dist
-
-        if not (dist.is_available() and dist.is_initialized()):
-            ranks = started_ranks()
-            if ranks > 1:
-                raise ValueError(
-                    f"process_group: {ranks} processes were started together "
-                    "(WORLD_SIZE), but there is no process group; call torch.distributed.init_process_group "
-                    "first, or pass process_group=False if each process saves to a separate directory"
-                )
-            return Ranks()
-    return GroupRanks(process_group, timeout, str(directory))
-
-
-def _writers_of(writers: Writers, ranks: Ranks) -> list[int]:
-    if writers == "rank":
-        return list(range(ranks.size))
-    if writers == "node":
-        return sorted({node: rank for rank, node in reversed(list(enumerate(ranks.nodes)))}.values())
-    wrong = f'writers: must be "rank", "node" or a list of ranks from 0 to {ranks.size - 1}, not {writers!r}'
-    if isinstance(writers, str):
-        raise ValueError(wrong)
-    chosen = items_argument(writers, wrong)
-    if not chosen or not all(isinstance(rank, int) and 0 <= rank < ranks.size for rank in chosen):
-        if ranks.size == 1:
-            wrong = f"writers: cannot be {writers!r} with one process and no process group; omit it"
-        raise ValueError(wrong)
-    return sorted(set(chosen))
 
 
 _checkpointers: "weakref.WeakSet[Checkpointer]" = weakref.WeakSet()

@@ -3,21 +3,20 @@
 import errno
 import os
 
-import torch
-
 from trunkline import _core
 from trunkline._arguments import check_engine
 from trunkline._core import Engine
 from trunkline._errors import exception_of
 from trunkline._formats import safetensors
 from trunkline._formats.checkpoint_names import DESCRIPTOR, is_manifest, step_of
-from trunkline._formats.pt.source import PtSource
 from trunkline._formats.safetensors.folder import open_folder
 from trunkline._formats.safetensors.source import SafetensorsSource
 from trunkline._formats.tensor_reader import Source, TensorReader
 from trunkline._paths import absolute_path, path_name
 from trunkline._tensor_io.memory import Device, device_argument
+from trunkline._torch_or_numpy import require_torch, torch
 from trunkline._types import Path
+from trunkline.checkpoint.directory.running_saves import await_saves_at
 from trunkline.checkpoint.directory.step_source import StepSource
 from trunkline.checkpoint.load import Verify, awaited_path, kind_of_file
 from trunkline.checkpoint.save_order import await_saves_of
@@ -49,7 +48,7 @@ def open_tensors(
     (.safetensors, steps) or whole storages (.pt), which are read whole then.
 
     Raises the errors of load(), Unsupported for a .pt file with objects besides dicts, lists, numbers,
-    strings and tensors. Waits for saves of this process to the file, as load() does.
+    strings and tensors. Waits for saves of this process to the file or directory, as load() does.
     """
     if hasattr(path, "read"):
         raise TypeError(f"path: must be the path of a file, not an open file ({type(path).__name__})")
@@ -59,6 +58,7 @@ def open_tensors(
     check_engine(engine)
     target = device_argument(device, name)
     await_saves_of(awaited_path(name))
+    await_saves_at(name)
     return TensorReader(_source(name, target, engine, verify), target, verifies_slices=verify is True)
 
 
@@ -79,6 +79,9 @@ def _source(name: str, device: torch.device, engine: Engine | None, verify: Veri
     file = _core.open(name, engine=engine, direct="unless_cached")
     try:
         if kind == "pt":
+            require_torch(f"{name}: reading a .pt file", "save a .safetensors file", name)
+            from trunkline._formats.pt.source import PtSource
+
             return PtSource(name, file, file.close, device=device, engine=engine, verify=verify)
         header = safetensors.header_of(file, name, None)
         return SafetensorsSource(

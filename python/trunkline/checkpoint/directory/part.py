@@ -3,10 +3,9 @@
 import json
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-import torch
-
 from trunkline._core import CheckpointManifest
 from trunkline._formats.selection import Selection
+from trunkline._torch_or_numpy import torch
 from trunkline.checkpoint.state.parts import part_for, selected_part, tensor_names
 
 Verify: TypeAlias = bool | Literal["first"]

@@ -6,14 +6,14 @@ from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 from trunkline import _core
 from trunkline._core import CheckpointManifest, FileLayout
-from trunkline._errors import Corrupt, Format
+from trunkline._errors import Corrupt, Format, Unsupported
 from trunkline._modes import makes_ordinary_tensors
+from trunkline._tensor_io.arrays import is_dtype_of_torch, no_such_dtype
 from trunkline._tensor_io.memory import CPU, OWN_PAGES_BYTES, empty_bytes, is_fresh, out_of_memory
 from trunkline._tensor_io.tensors import bytes_of, contiguous, dtype_name, dtype_named, in_safetensors
+from trunkline._torch_or_numpy import torch
 from trunkline._types import WritableBuffer
 from trunkline.checkpoint.directory.shares import Piece
 
@@ -129,7 +129,7 @@ def empty_tensors(
     for name, dtype_in_file, extents, nbytes in manifest.tensors():
         if names is not None and name not in names:
             continue
-        dtype = dtype_named(dtype_in_file)
+        dtype = _dtype_of(dtype_in_file, name, path)
         shape = extents
         if dtype is torch.float4_e2m1fn_x2:
             shape = (*shape[:-1], shape[-1] // 2)
@@ -142,6 +142,16 @@ def empty_tensors(
             full = out_of_memory(error, f"{path}: the tensor {name!r} ({nbytes} bytes on {device})", path)
             raise full or Format(None, f"{path}: the tensor {name!r}: {error}", path) from None
     return made
+
+
+def _dtype_of(name_in_file: str, tensor: str, path: str) -> torch.dtype:
+    try:
+        return dtype_named(name_in_file)
+    except ValueError as error:
+        what = f"{path}: the tensor {tensor!r}"
+        if is_dtype_of_torch(name_in_file):
+            raise no_such_dtype(what, name_in_file, path) from None
+        raise Unsupported(None, f"{what}: {error}; use a newer torch", path) from None
 
 
 class Targets(NamedTuple):

@@ -284,6 +284,8 @@ class StepSave:
             directory,
             engine=context.engine,
             replace=False,
+            # A volume with the shard may be missing on this machine, but not the directory with the manifest.
+            access_of=next((path for path in self._placement["replaced"] if os.path.exists(path)), None),  # noqa: PTH110
             stage_all=self._stage_all,
             staging_bytes=context.staging_bytes if self._stage_all else None,
         )
@@ -436,6 +438,7 @@ class StepSave:
                 {key: placement["shards"][index][key] for key in ("volume", "file")} for index in order
             ],
             "paths": [placement["shards"][index]["path"] for index in order],
+            "replaced": [path for path in placement["replaced"] if path],
             "digest": {} if self._exchange is None else self._digest(),
             "marks": [] if self._exchange is None else marks_of(self._skeleton),
             "collectives": self._collectives,

@@ -5,7 +5,6 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy
-import torch
 
 from trunkline import _core
 from trunkline._core import CheckpointManifest, Engine
@@ -13,6 +12,7 @@ from trunkline._errors import Corrupt
 from trunkline._formats.tensor_reader import Description
 from trunkline._tensor_io.tensors import dtype_named, stored_as
 from trunkline._tensor_io.transfer import read_layouts
+from trunkline._torch_or_numpy import torch
 from trunkline.checkpoint.directory import shards
 from trunkline.checkpoint.state.parts import leaves
 from trunkline.checkpoint.state.restore import restore
@@ -47,11 +47,13 @@ class StepSource:
         self._engine = engine
         self._verify = verify
         self._whole = json.loads(manifest.state)
-        # Arrays of numpy are tensors here, too. Two keys may have the same name: then the first.
-        self._nodes: dict[str, dict[str, Any]] = {}
-        for name, node in leaves(self._whole):
-            if isinstance(node, dict) and ("tensor" in node or "ndarray" in node):
-                self._nodes.setdefault(name, node)
+        named = [
+            (name, node)
+            for name, node in leaves(self._whole)  # arrays of numpy are tensors here, too
+            if isinstance(node, dict) and ("tensor" in node or "ndarray" in node)
+        ]
+        self._names = [name for name, _ in named]
+        self._nodes: dict[str, dict[str, Any]] = dict(named)
         self._stored = {
             name: (index, dtype, nbytes) for index, (name, dtype, _, nbytes) in enumerate(manifest.tensors())
         }
@@ -64,7 +66,7 @@ class StepSource:
 
     def names(self) -> list[str]:
         """Return the names of all tensors."""
-        return list(self._nodes)
+        return list(self._names)
 
     def describe(self, name: str) -> Description:
         """Return the description of a tensor."""

@@ -4,8 +4,6 @@ import errno
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
-
 from trunkline._core import CheckpointStore, Engine, GcPause
 from trunkline._errors import Format, exception_of
 from trunkline._export.lazy_state import LazyState, no_key, placeholder_tensors
@@ -14,6 +12,7 @@ from trunkline._export.stored import Piece, Pieces, SourceFile
 from trunkline._export.window import Part, WindowReader
 from trunkline._tensor_io.memory import empty_bytes
 from trunkline._tensor_io.tensors import dtype_named
+from trunkline._torch_or_numpy import torch
 from trunkline.checkpoint.state.leaves import BadLeaf, Json, decode_key
 from trunkline.checkpoint.state.tree import restore
 

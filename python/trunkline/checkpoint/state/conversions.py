@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy
-import torch
+
+from trunkline._torch_or_numpy import torch
 
 _ANY = "save what it consists of: dicts, lists, numbers, strings, tensors or arrays"
 

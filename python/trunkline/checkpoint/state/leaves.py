@@ -21,9 +21,9 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy
-import torch
 
 from trunkline._tensor_io.tensors import dtype_name, dtype_named
+from trunkline._torch_or_numpy import torch
 
 # None, bool, int, float, str, list or dict, as json.loads returns it.
 Json: TypeAlias = Any

@@ -6,12 +6,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy
-import torch
 
 from trunkline._core import GcPause
 from trunkline._errors import Format
 from trunkline._modes import makes_ordinary_tensors
+from trunkline._tensor_io.arrays import is_dtype_of_torch, no_such_dtype
 from trunkline._tensor_io.tensors import dtype_named, from_stored, is_ordinary, objection, stored_as
+from trunkline._torch_or_numpy import HAS_TORCH, torch
 from trunkline.checkpoint.state.leaves import (
     MAX_DEPTH,
     NUMPY_AS_TORCH,
@@ -130,7 +131,7 @@ class _Restoring:
             return self._items(node, into)
         if type(node) is dict:
             if "tensor" in node:
-                return self._tensor(node, into)
+                return self._tensor(node, into) if HAS_TORCH else self._tensor_as_array(node, into)
             for tag in _DICTS:
                 if tag in node:
                     return self._dict(tag, node, into)
@@ -244,10 +245,12 @@ class _Restoring:
         try:
             dtype = dtype_named(node["dtype"])
         except ValueError as error:
+            if is_dtype_of_torch(node["dtype"]):
+                raise no_such_dtype(self.place(), node["dtype"], None) from None
             raise BadLeaf(str(error)) from None
         parameter: bool = node.get("parameter", False)
         requires_grad: bool = node.get("requires_grad", parameter)
-        if requires_grad and not (dtype.is_floating_point or dtype.is_complex):
+        if requires_grad and HAS_TORCH and not (dtype.is_floating_point or dtype.is_complex):
             raise BadLeaf(f"a tensor of {dtype} cannot require gradients")
         shape = _shape_of(node)
         view = view_in(node, shape, dtype.itemsize)
@@ -267,6 +270,13 @@ class _Restoring:
             else:
                 self._made[made] = tensor.detach().requires_grad_(requires_grad)
         return self._made[made]
+
+    def _tensor_as_array(self, node: dict[str, Json], into: Any) -> Any:
+        """Return what _tensor() does as a plain array: torch, which saved it, is not installed here."""
+        if type(into) is numpy.ndarray:
+            self._tensor(node, torch.from_numpy(into))
+            return into
+        return self._tensor(node, into).numpy()
 
     def _restored(
         self,
@@ -386,6 +396,13 @@ def _stored_views(skeleton: Json) -> dict[str, list[Strided]]:
 
 class _Collecting(_Restoring):
     """A traversal that makes no tensors and no arrays."""
+
+    def node(self, node: Json, into: Any) -> Any:
+        """Return nothing of use. Accepts whole tensors of dtypes that this process lacks."""
+        if type(node) is dict and "stride" not in node and is_dtype_of_torch(node.get("dtype")):
+            self.named[str(node.get("tensor"))] = (torch.uint8, ())
+            return None
+        return super().node(node, into)
 
     def _as_array(
         self, name: str, tensor: torch.Tensor, dtype: "numpy.dtype[Any]", shape: tuple[int, ...] | None

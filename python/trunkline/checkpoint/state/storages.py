@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy
-import torch
 
 from trunkline._tensor_io.memory import empty_bytes, out_of_memory
 from trunkline._tensor_io.tensors import bytes_of
+from trunkline._torch_or_numpy import torch
 from trunkline.checkpoint.state.leaves import BadLeaf, Json
 from trunkline.checkpoint.state.views import Strided, TooManyRuns, merged, scatter, view_of
 

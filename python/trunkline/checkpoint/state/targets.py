@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy
-import torch
 
 from trunkline._tensor_io.memory import empty_bytes
 from trunkline._tensor_io.tensors import as_stored, bytes_of, from_stored, to_stored
+from trunkline._torch_or_numpy import torch
 from trunkline.checkpoint.state.leaves import BadLeaf, shown_key
 from trunkline.checkpoint.state.storages import View, copy_values, with_gaps
 from trunkline.checkpoint.state.views import (

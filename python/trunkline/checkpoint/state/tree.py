@@ -32,7 +32,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy
-import torch
 
 from trunkline._core import GcPause
 from trunkline._errors import Unsupported
@@ -46,6 +45,7 @@ from trunkline._tensor_io.tensors import (
     objection_in_any_file,
     plain,
 )
+from trunkline._torch_or_numpy import torch
 from trunkline.checkpoint.state.conversions import conversion
 from trunkline.checkpoint.state.leaves import (
     MAX_DEPTH,

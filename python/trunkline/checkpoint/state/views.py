@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy
-import torch
 
 from trunkline._tensor_io.tensors import in_safetensors
+from trunkline._torch_or_numpy import torch
 
 # Limit for the contiguous pieces of one tensor's memory. Each needs 16 bytes during the analysis, and a
 # separate copy while the tensor is saved or loaded.

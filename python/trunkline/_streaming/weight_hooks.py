@@ -2,17 +2,17 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from trunkline._errors import Unsupported
+from trunkline._streaming.bound_unit import BoundUnit, UnitMemory, WeightView
+from trunkline._streaming.layers import Unit
+from trunkline._streaming.offloaded import NotCopied
 from trunkline._trace import span
-from trunkline.transformers._bound_unit import BoundUnit, UnitMemory, WeightView
-from trunkline.transformers._offloaded import NotCopied
-from trunkline.transformers.layers import Unit
 
 _NO_GRADIENTS = (
     "training a model whose weights are streamed, and gradients through it, are not supported; call "
@@ -35,7 +35,7 @@ class WeightHooks:
 
     def __init__(
         self,
-        layers: nn.ModuleList,
+        layers: Iterable[nn.Module],
         units: Sequence[Unit],
         views: Sequence[Sequence[WeightView]],
         memory: UnitMemory,

@@ -10,8 +10,8 @@ from torch import nn
 
 from trunkline._core import WeightStream
 from trunkline._errors import Corrupt, Unsupported
-from trunkline.transformers._offloaded import OffloadedWeight
-from trunkline.transformers.layers import Unit, Weight
+from trunkline._streaming.layers import Unit, Weight
+from trunkline._streaming.offloaded import OffloadedWeight
 
 
 class WeightView(NamedTuple):
@@ -25,12 +25,21 @@ class WeightView(NamedTuple):
 class UnitMemory:
     """The units of a stream, and the tensors that view the memory in which they are used."""
 
-    def __init__(self, stream: WeightStream, remedy: str, gpu_memory: torch.Tensor | None = None) -> None:
+    def __init__(
+        self,
+        stream: WeightStream,
+        remedy: str,
+        gpu_memory: torch.Tensor | None = None,
+        *,
+        may_require_gradients: bool = True,
+    ) -> None:
         """`remedy`: what to do about weights that were changed.
 
         `gpu_memory`: what the stream takes the units' memory from, if that is on a GPU.
+        `may_require_gradients`: whether those of the stock model do, which decides how torch rounds.
         """
         self.stream = stream
+        self.may_require_gradients = may_require_gradients
         self.device = torch.device("cpu") if gpu_memory is None else gpu_memory.device
         self._remedy = remedy
         if gpu_memory is not None:
@@ -125,7 +134,7 @@ class BoundUnit:
         self._acquirer = id(module)
         # Parameters require gradients as in a stock model: torch computes some products in another order, and
         # rounds otherwise, for weights that could have gradients.
-        trainable = not torch.is_grad_enabled()
+        trainable = self._memory.may_require_gradients and not torch.is_grad_enabled()
         parameters = self._parameters.get((tensor, begin, trainable))
         if parameters is None:
             parameters = self._parameters[tensor, begin, trainable] = [

@@ -100,7 +100,7 @@ class OffloadedWeight(nn.Parameter):
     @classmethod
     def of(cls, path: str, parameter: nn.Parameter, compute_device: torch.device) -> "OffloadedWeight":
         """Return a placeholder for `parameter`, called `path` in its model and used on `compute_device`."""
-        made = cls(parameter.data, requires_grad=False)
+        made = cls(parameter.data.to("meta"), requires_grad=False)
         made.path = path
         made.compute_device = compute_device
         return made

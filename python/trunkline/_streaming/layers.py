@@ -1,6 +1,6 @@
 """The decoder layers of a model, and how their weights are grouped into units."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,17 +99,27 @@ def cut(
     neither streamed nor stay.
     """
     path, layers = find_layers(model)
-    streamable = streamable_weights(model)
+    return layers, cut_layers(path, layers, streamable_weights(model), unit_bytes, apart)
+
+
+def cut_layers(
+    path: str,
+    layers: Iterable[nn.Module],
+    streamable: Set[int],
+    unit_bytes: int | None = None,
+    apart: Set[int] = frozenset(),
+) -> list[Unit]:
+    """Return the streamed weights of these layers, a list that is called `path`, as cut() does."""
     by_layer = [_parts(f"{path}.{index}", layer, streamable, apart) for index, layer in enumerate(layers)]
     largest = max((_bytes(parts) for groups in by_layer for parts in groups), default=0)
     bound = max(UNIT_BYTES if unit_bytes is None else unit_bytes, largest)
     units: list[Unit] = []
     for index, groups in enumerate(by_layer):
         units += _grouped(index, groups, bound)
-    return layers, units
+    return units
 
 
-def _parts(path: str, layer: nn.Module, streamable: set[int], apart: Set[int]) -> list[list[Part]]:
+def _parts(path: str, layer: nn.Module, streamable: Set[int], apart: Set[int]) -> list[list[Part]]:
     """Return the modules with streamed weights, in groups: a module and those within it.
 
     The outer module needs its weights while the inner ones run: separate units would all be in use at once.

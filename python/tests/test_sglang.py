@@ -1,0 +1,191 @@
+"""Stock SGLang with TRUNKLINE_SGLANG, on the CPU: the same tokens, with weights that are read in each pass.
+
+SGLang has an environment of its own (scripts/sglang_environment.py), since it needs other versions.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+import trunkline as tl
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+SECONDS = 600.0  # for an engine to start and answer on a busy machine; it takes 15
+
+
+@pytest.fixture(scope="session")
+def python() -> str:
+    """The interpreter of the environment with SGLang."""
+    found = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "sglang_environment.py", "--offline"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if found.returncode != 0:
+        pytest.skip("SGLang is not installed: scripts/sglang_environment.py installs it (1.5 GB)")
+    return found.stdout.strip()
+
+
+@pytest.fixture(scope="session")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What PYTHONPATH must have: the installed trunkline with its entry points, and the stand-ins."""
+    folder = tmp_path_factory.mktemp("trunkline")
+    site = Path(tl.__file__).resolve().parents[1]
+    for each in site.glob("trunkline*"):
+        (folder / each.name).symlink_to(each)
+    return f"{folder}:{HERE / 'sglang_environment'}"
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of small models with random weights."""
+    folder = tmp_path_factory.mktemp("models")
+    common = {
+        "vocab_size": 512,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "initializer_range": 0.2,  # with smaller weights all tokens are alike
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": False,
+    }
+    torch.manual_seed(0)
+    made = {
+        "llama": transformers.LlamaForCausalLM(transformers.LlamaConfig(**common)),
+        "qwen3": transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**common, head_dim=64)),
+        "mixtral": transformers.MixtralForCausalLM(
+            transformers.MixtralConfig(**common, num_local_experts=4, num_experts_per_tok=2)
+        ),
+    }
+    for name, model in made.items():
+        model.save_pretrained(folder / name)
+    return folder
+
+
+def run(
+    python: str, path: str, model: Path, settings: dict[str, object] | str | None, **options: object
+) -> subprocess.CompletedProcess[str]:
+    """Generate, with these settings of TRUNKLINE_SGLANG."""
+    environment = os.environ | {"PYTHONPATH": path, "TORCHDYNAMO_DISABLE": "1", "TRUNKLINE_LOG": "info"}
+    if options.get("tp_size") == 2:
+        environment["SGLANG_CPU_OMP_THREADS_BIND"] = "0|1"
+    environment.pop("TRUNKLINE_SGLANG", None)
+    if settings is not None:
+        environment["TRUNKLINE_SGLANG"] = settings if isinstance(settings, str) else json.dumps(settings)
+    return subprocess.run(
+        [python, HERE / "sglang_generate.py", model, json.dumps(options)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
+    )
+
+
+def tokens(result: subprocess.CompletedProcess[str]) -> list[list[int]]:
+    found = re.search(r"^generated: (.*)$", result.stdout, re.MULTILINE)
+    assert found is not None, result.stderr[-3000:]
+    generated: list[list[int]] = json.loads(found[1])
+    return generated
+
+
+def streamed_units(result: subprocess.CompletedProcess[str]) -> list[tuple[int, int]]:
+    """How many units of how many are read in each pass, as each rank has logged it."""
+    found = re.findall(r"(\d+) of (\d+) units of the layers' weights", result.stderr)
+    return [(int(streamed), int(units)) for streamed, units in found]
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype", "ranks", "budget"),
+    [
+        ("llama", "float32", 1, "4MB"),
+        ("qwen3", "bfloat16", 2, "1.7MB"),
+        ("mixtral", "bfloat16", 1, "8MB"),
+    ],
+)
+def test_tokens_are_those_of_stock_sglang(
+    python: str, path: str, models: Path, model: str, dtype: str, ranks: int, budget: str, tmp_path: Path
+) -> None:
+    """Twice, since the second start finds the pack and loads no weights of the layers."""
+    options = {"dtype": dtype, "tp_size": ranks}
+    expected = tokens(run(python, path, models / model, None, **options))
+    assert len({token for each in expected for token in each}) > 20  # the model does not repeat itself
+    settings = {"memory_budget": budget, "unit_bytes": 1, "pack_dir": str(tmp_path)}
+    for start in ("first", "second"):
+        result = run(python, path, models / model, settings, **options)
+        assert tokens(result) == expected
+        counts = streamed_units(result)
+        assert len(counts) == ranks
+        assert all(streamed >= units // 2 > 0 for streamed, units in counts)
+        assert ("making a pack" in result.stderr) == (start == "first")
+    assert not list(tmp_path.rglob(".trunkline-loading*"))
+
+
+def test_nothing_happens_without_the_variable(python: str, path: str) -> None:
+    code = (
+        "from sglang.srt.plugins import load_plugins; load_plugins()\n"
+        "from sglang.srt.plugins.hook_registry import HookRegistry; print(dict(HookRegistry._hooks))"
+    )
+    environment = os.environ | {"PYTHONPATH": path}
+    environment.pop("TRUNKLINE_SGLANG", None)
+    result = subprocess.run([python, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "{}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ("20GB", "must be JSON, such as"),
+        ('{"memory_budget": "many"}', "memory_budget"),
+        ('{"memory": "20GB"}', "'memory' is unknown; known are memory_budget"),
+        ('{"volumes": "/nvme0"}', "volumes: must be a list of directories"),
+        ("[]", "must be"),
+    ],
+)
+def test_bad_settings_end_the_process(python: str, path: str, settings: str, complaint: str) -> None:
+    """SGLang only logs what plugins raise."""
+    code = "from sglang.srt.plugins import load_plugins; load_plugins(); print('went on')"
+    environment = os.environ | {"PYTHONPATH": path, "TRUNKLINE_SGLANG": settings}
+    result = subprocess.run(
+        [python, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 1
+    assert "went on" not in result.stdout
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("trunkline: ")
+    assert complaint in last
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "complaint"),
+    [
+        ({"memory_budget": "1MB"}, {}, r"memory_budget: 1000000 bytes cannot hold .* the least is \d+ bytes"),
+        ({"memory_budget": "3MB"}, {"cpu_offload_gb": 1}, "--cpu-offload-gb: SGLang's own offloading"),
+    ],
+)
+def test_what_cannot_work_ends_the_server(
+    python: str,
+    path: str,
+    models: Path,
+    settings: dict[str, object],
+    options: dict[str, object],
+    complaint: str,
+    tmp_path: Path,
+) -> None:
+    result = run(python, path, models / "llama", settings | {"pack_dir": str(tmp_path)}, **options)
+    assert result.returncode != 0
+    assert "generated:" not in result.stdout
+    assert re.search(complaint, result.stderr), result.stderr[-3000:]
