@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Write docs/reference/command-line.md from what the command line says of itself.
+"""Write docs/reference/command-line.md and docs/man/trunkline.1 from what the command line says of itself.
 
     .venv/bin/python scripts/make_cli_reference.py [--check]
 
 Commands of the C++ program are read from its --help, from the list of subcommands down; `pack`, `plan` and
-`workload` from their argparse parsers. --check writes nothing, and fails if the page is not current. Expects
+`workload` from their argparse parsers. --check writes nothing, and fails if a page is not current. Expects
 the package to be installed (scripts/install_package.sh).
 """
 
@@ -18,6 +18,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import man_page
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/reference/command-line.md"
 INTRODUCTION = """\
@@ -28,7 +30,9 @@ INTRODUCTION = """\
 `trunkline` comes with the Python package and with `cmake --install`; `pack` and `plan` need the package, with
 torch and transformers, `workload` needs it with PyYAML, and `checkpoint export`, `import`, `rm` and `diff`
 need it with torch. The exit status is 0 when all is well, 1 when something failed, and 2 for wrong usage.
-Every command has `--help`. In brackets: what holds unless you say otherwise.
+Every command has `--help`, and all of this is in `man trunkline`. In brackets: what holds unless you say
+otherwise. `source <(trunkline completion bash)` lets bash complete commands and options; there are
+scripts for zsh and fish, too.
 [`trunkline checkpoint`](../checkpoints.md#on-the-command-line) has more exit statuses, and the fields of its
 `--json`.
 """
@@ -61,7 +65,7 @@ def sections(text: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {"": []}
     current = ""
     for line in text.splitlines():
-        title = re.fullmatch(r"([A-Za-z]+): *", line)
+        title = re.fullmatch(r"([A-Za-z ]+): *", line)
         if title:
             current = title[1].lower()
             found[current] = []
@@ -90,14 +94,22 @@ def rows(lines: list[str]) -> list[tuple[str, str]]:
 
 def entry(name: str, text: str) -> tuple[str, str]:
     """`--block TEXT=1MiB` as a pair of `--block TEXT` and a text that ends with [1MiB]."""
-    name = re.sub(r":[A-Z]+ in \[[^]]*\]", "", name)  # the range of a number stands in the error message
     name, _, excluded = name.replace(" REQUIRED", "").partition(" Excludes: ")
-    name, _, default = re.sub(r":[A-Z]+$", "", name).partition("=")
-    if not name.startswith("-"):  # PATH TEXT ...
-        name = name.replace(" TEXT", "")
+    name, _, default = name.partition("=")
+    name, text = without_words(name, text)
     text += f" (not with {excluded})" if excluded else ""
     text += f" [{default}]" if default else ""
     return name.replace(",--", ", --"), text
+
+
+def without_words(name: str, text: str) -> tuple[str, str]:
+    """`--direct auto|never` as `--direct VALUE`, the words in the text: tables have bars, too."""
+    words = re.search(r" (\S+(?:\|\S+)+)", name)
+    if words is None:
+        return name, text
+    *most, last = words[1].split("|")
+    value = "" if not name.startswith("-") else " VALUE"
+    return name.replace(words[0], value), f"{text} ({', '.join(most)} or {last})"
 
 
 def entries(lines: list[str]) -> list[tuple[str, str]]:
@@ -131,7 +143,7 @@ def parser_commands() -> list[Command]:
     command = Command("trunkline workload", (workload.description or "").strip(), "", summary=summary)
     command.usage = "trunkline workload COMMAND"
     command.subcommands = [(each.name.split()[-1], each.summary.capitalize()) for each in below]
-    return [*subcommands("", cli._parser()), command, *below]
+    return [*subcommands("", cli.make_parser()), command, *below]
 
 
 def add_checkpoint_commands(program: list[Command]) -> None:
@@ -163,7 +175,7 @@ def parser_command(name: str, parser: argparse.ArgumentParser, summary: str) -> 
             continue
         if action.option_strings:
             shown = ",".join(action.option_strings).replace(",--", ", --")
-            command.options.append((f"{shown} {value}{several}".strip(), sentence(action.help)))
+            command.options.append(without_words(f"{shown} {value}{several}".strip(), sentence(action.help)))
         else:
             command.arguments.append((f"{value}{several}", sentence(action.help)))
             usage.append(f"{value}{several.strip()}")
@@ -207,7 +219,7 @@ def page(commands: list[Command]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Write the reference of the command line.")
-    parser.add_argument("--check", action="store_true", help="fail if the page is not current")
+    parser.add_argument("--check", action="store_true", help="fail if a page is not current")
     options = parser.parse_args()
     program = program_commands([])
     add_checkpoint_commands(program)
@@ -215,13 +227,18 @@ def main() -> int:
     program[0].subcommands += [
         (each.name.split()[1], each.summary.capitalize()) for each in package if each.name.count(" ") == 1
     ]
-    text = page([*program, *package])
-    if not options.check:
-        PAGE.write_text(text, encoding="utf-8")
-    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
-        print(f"{PAGE.relative_to(ROOT)} is not current: run scripts/make_cli_reference.py", file=sys.stderr)
-        return 1
-    return 0
+    commands = [*program, *package]
+    status = 0
+    for path, text in ((PAGE, page(commands)), (man_page.PAGE, man_page.man_page(commands))):
+        if not options.check:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        elif not path.exists() or path.read_text(encoding="utf-8") != text:
+            print(
+                f"{path.relative_to(ROOT)} is not current: run scripts/make_cli_reference.py", file=sys.stderr
+            )
+            status = 1
+    return status
 
 
 if __name__ == "__main__":

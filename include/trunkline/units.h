@@ -23,6 +23,9 @@ Result<std::uint64_t> parse_bytes(std::string_view text);
 // "1.00 GB", "112.0 KiB" for exact multiples of KiB below 1 MB, "17 B".
 std::string format_bytes(std::uint64_t bytes);
 
+// For sizes that someone has chosen: "64 MiB", "4 KiB", "20 GB" where that is exact, else as format_bytes().
+std::string format_size(std::uint64_t bytes);
+
 // "3.98 GB/s", "420 MB/s".
 std::string format_rate(double bytes_per_second);
 

@@ -94,18 +94,27 @@ std::uint64_t count_argument(nb::handle value, const char* name) {
 std::uint64_t size_argument(nb::handle value, const char* name) {
   if (PyUnicode_Check(value.ptr())) return parsed(parse_bytes(text_of(value)), name);
   if (PyBool_Check(value.ptr()) || !PyIndex_Check(value.ptr())) {
-    raise_type_error(
-        fmt::format("{}: must be a number of bytes (int) or a size such as \"4MiB\" (str), not {}", name,
-                    shown_type(value)));
+    raise_type_error(fmt::format(
+        "{}: must be a number of bytes (int) or a size such as \"20GB\" or \"64MiB\" (str), not {}", name,
+        shown_type(value)));
   }
   return count_argument(value, name);
 }
 
-std::optional<unsigned> optional_count_argument(nb::handle value, const char* name) {
+std::optional<unsigned> optional_count_argument(nb::handle value, const char* name, unsigned least,
+                                                unsigned most) {
   if (value.is_none()) return std::nullopt;
-  const std::uint64_t count = count_argument(value, name);
-  if (count > std::numeric_limits<unsigned>::max())
-    raise_value_error(fmt::format("{}: {} is too many", name, count));
+  if (PyLong_CheckExact(value.ptr())) {
+    int overflow = 0;
+    const long long number = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
+    if (overflow != 0 || number < least || number > most) {
+      raise_value_error(
+          fmt::format("{}: must be from {} to {}, not {}", name, least, most, nb::str(value).c_str()));
+    }
+  }
+  const std::uint64_t count = count_argument(value, name);  // of another integer, such as numpy's
+  if (count < least || count > most)
+    raise_value_error(fmt::format("{}: must be from {} to {}, not {}", name, least, most, count));
   return static_cast<unsigned>(count);
 }
 

@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,7 +25,8 @@ std::uint64_t count_argument(nanobind::handle value, const char* name);
 std::uint64_t size_argument(nanobind::handle value, const char* name);
 
 // None gives nullopt.
-std::optional<unsigned> optional_count_argument(nanobind::handle value, const char* name);
+std::optional<unsigned> optional_count_argument(nanobind::handle value, const char* name, unsigned least = 0,
+                                                unsigned most = std::numeric_limits<unsigned>::max());
 std::optional<std::uint64_t> optional_size_argument(nanobind::handle value, const char* name);
 
 // Seconds, at least 0; None is without end.

@@ -20,8 +20,8 @@ void create(EngineObject* self, nb::handle backend, nb::handle lanes, nb::handle
             nb::handle path) {
   EngineOptions options;
   options.backend = backend_argument(backend);
-  options.lanes = optional_count_argument(lanes, "lanes");
-  options.queue_depth = optional_count_argument(queue_depth, "queue_depth");
+  options.lanes = optional_count_argument(lanes, "lanes", 1, 64);
+  options.queue_depth = optional_count_argument(queue_depth, "queue_depth", 1, 4096);
   options.block_bytes = optional_size_argument(block_bytes, "block_bytes");
   options.pinned_budget_bytes = optional_size_argument(pinned_budget_bytes, "pinned_budget_bytes");
   options.gpu = gpu_path_argument(gpu);
@@ -167,8 +167,8 @@ void register_engine(nb::module_& module) {
       "backend: \"io_uring\", \"libaio\" or \"threads\" (Unsupported is raised if it does not work), "
       "\"auto\"\n"
       "(the first of them that a probe finds working) or \"memory\" (files exist only in this process, for\n"
-      "tests). lanes: I/O threads. queue_depth: transfers in flight per lane. block_bytes: largest transfer, "
-      "a\n"
+      "tests). lanes: I/O threads, from 1 to 64. queue_depth: transfers in flight per lane, from 1 to 4096.\n"
+      "block_bytes: largest transfer, a\n"
       "multiple of 4096. pinned_budget_bytes: hard limit for the page-locked memory of the engine. Sizes "
       "are\n"
       "ints or strings such as \"4MiB\"; for None the engine chooses. gpu: the I/O path for the memory of "

@@ -156,9 +156,9 @@ def test_nothing_is_replaced_unless_told_to(checkpoint: Path, tmp_path: Path) ->
     out.write_bytes(b"precious")
     error = document("export", checkpoint, out, expect=1)["error"]
     assert "exists already" in error["message"]
-    assert "--force" in error["message"]
+    assert "--overwrite" in error["message"]
     assert out.read_bytes() == b"precious"
-    run("export", checkpoint, out, "--force")
+    run("export", checkpoint, out, "--overwrite")
     assert torch.load(out, weights_only=False)["step"] == 2
     error = document("export", checkpoint, tmp_path / "no" / "model.pt", expect=2)["error"]
     assert str(tmp_path / "no") in error["message"]

@@ -72,7 +72,12 @@ def test_a_missing_shard_is_damage(directory: Path, lose: object, step: int | No
         assert caught.value.file == str(shard)
         assert caught.value.tensor in ("x", "y")
         message = str(caught.value)
-        for part in ("step 3", str(shard), "mount its disk", "other steps: 1, 2 (not checked)"):
+        for part in (
+            "step 3",
+            str(shard),
+            "mount its disk",
+            "steps 1, 2 of this directory, not verified here",
+        ):
             assert part in message
     assert checkpointer.steps() == [1, 2, 3]
     if lose in (lose_shard, lose_step_directory):
@@ -229,7 +234,7 @@ def test_every_damage_names_the_other_steps(tmp_path: Path, damage: str) -> None
     for read in reads:
         with pytest.raises((tl.Corrupt, tl.Format)) as caught:
             read()
-        assert str(caught.value).count("; other steps: 1, 2 (not checked)") == 1
+        assert str(caught.value).count("; steps 1, 2 of this directory, not verified here") == 1
         assert "earlier step" not in str(caught.value)
     for step in (1, 2):
         checkpointer.delete(step)

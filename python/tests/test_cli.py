@@ -250,15 +250,16 @@ def test_interrupts_leave_no_files(
         ([".", "--write-mode", "append"], "--write-mode"),
         ([".", "--device", "cuda:x"], "cpu, cuda"),
         ([".", "--compare", "gdsio"], "benchmarks/gpu.py"),
-        ([".", "--engine", "spdk"], '--engine: "spdk" is not one of auto, io_uring, libaio, threads'),
-        ([".", "--engine", "memory"], "--engine: memory"),
+        ([".", "--engine", "spdk"], '--backend: "spdk" is not one of auto, io_uring, libaio, threads'),
+        ([".", "--backend", "memory"], "--backend: memory"),
         ([".", "--memory", "gpu"], "--memory"),
         ([".", "--direct", "maybe"], "--direct"),
         ([".", "--repeat", "0"], "--repeat"),
         ([".", "--duration", "nan"], "--duration"),
+        ([".", "--duration", "x"], '--duration: "x" is not a duration; write 90, 60s, 2min or 1h'),
         ([".", "--lanes", "1000"], "lanes"),
         ([".", "--report", "out.html"], "trunkline[report]"),
-        ([".", "--output", "/no/such/directory/out.json"], "--output"),
+        ([".", "--output", "/no/such/directory/out.json"], "create it (mkdir -p /no/such/directory)"),
         ([".", "--no-such-option"], "--no-such-option"),
     ],
 )
@@ -308,7 +309,7 @@ def test_bench_keeps_files_that_are_named_with_directories(
 
 
 def test_no_command_and_unknown_commands_exit_2() -> None:
-    assert "a subcommand is required: doctor, bench, tune, checkpoint" in run(expect=2).stderr
+    assert "a subcommand is required, one of doctor, bench, tune, checkpoint" in run(expect=2).stderr
     run("measure", expect=2)
     assert "unknown option '--measure'" in run("--measure", expect=2).stderr
     run("checkpoint", expect=2)
@@ -318,6 +319,11 @@ def test_no_command_and_unknown_commands_exit_2() -> None:
     ("arguments", "message"),
     [
         (["bench", "--engin", "io_uring"], "unknown option '--engin'. Did you mean '--engine'?"),
+        (["bench", ".", "--lanes", "x"], '--lanes: must be a whole number from 1 to 64, not "x"\n'),
+        (
+            ["bench", ".", "--queue-depth", "-1"],
+            '--queue-depth: must be a whole number from 1 to 4096, not "-1"\n',
+        ),
         (["bench", ".", "--nope"], "unknown option '--nope'\n"),
         (["bench"], "PATH is required\n"),
         (["bench", ".", "--size"], "--size requires a value\n"),
@@ -345,16 +351,22 @@ def test_wrong_arguments_are_reported_with_the_command_and_its_help(
 )
 def test_an_unknown_command_is_answered_with_those_there_are(arguments: list[str], meant: str | None) -> None:
     told = run(*arguments, expect=2).stderr
-    assert told.startswith(f"trunkline: unknown subcommand '{arguments[0]}'; there are doctor, bench, tune")
-    assert "with the Python package pack, plan" in told
-    assert ("Did you mean" in told) is (meant is not None)
-    assert meant is None or f"Did you mean '{meant}'?" in told
+    assert told.startswith(f"trunkline: unknown subcommand '{arguments[0]}'")
+    if meant is None:
+        assert "; there are doctor, bench, tune" in told
+        assert "with the Python package pack, plan" in told
+    else:
+        assert f". Did you mean '{meant}'?" in told
 
 
 @pytest.mark.parametrize("command", ["plan", "workload"])
 def test_a_command_of_the_package_is_not_called_unknown(command: str) -> None:
     """Where the program is run without the package, as after cmake --install."""
-    assert f"'{command}' needs the Python package" in run(command, "model", expect=2).stderr
+    told = run(command, "--help", expect=2).stderr
+    assert told.startswith(f"trunkline {command}: requires the Python package")
+    error = json.loads(run(command, "model", "--json", expect=2).stdout)["error"]
+    assert error["kind"] == "unsupported"
+    assert command in run("--help").stdout
 
 
 @pytest.mark.parametrize(
@@ -369,6 +381,11 @@ def test_a_command_of_the_package_is_not_called_unknown(command: str) -> None:
         (["bench", ".", "--size", "1000TB"], "bench", 1),
         (["doctor", "--no-such-option"], "doctor", 2),
         (["checkpoint", "delete", "."], "checkpoint", 2),
+        (["checkpoint", "export", "/no/such/directory", "out.pt"], "checkpoint export", 2),
+        (["workload", "rn"], "workload", 2),
+        (["workload", "run"], "workload run", 2),
+        (["workload", "run", "no-such-workload", "--null-device"], "workload run", 2),
+        (["tune", "/no/such/directory"], "tune", 1),
         (["checkpoint", "show", ".", "--step", "latest"], "checkpoint show", 2),
         (["checkpoint", "ls", "/no/such/directory"], "checkpoint ls", 2),
         (["pack"], "pack", 2),
@@ -405,6 +422,22 @@ def test_a_missing_path_is_answered_with_what_to_do() -> None:
     error = json.loads(told.stdout)["error"]
     assert (error["kind"], error["path"]) == ("system", "nope")
     assert error["message"].startswith("cannot measure nope: no such file or directory (ENOENT); create")
+
+
+def test_a_report_is_named_as_a_page(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "trunkline", "bench", ".", "--report", "out.txt"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert (
+        result.stderr
+        == "trunkline bench: --report: out.txt must end with .html: a report is a page of HTML\n"
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_missing_space_is_told_before_anything_is_written(tmp_path: Path) -> None:

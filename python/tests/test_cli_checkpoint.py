@@ -113,7 +113,7 @@ def test_ls(store: CheckpointStore) -> None:
 def test_ls_of_an_empty_and_a_damaged_directory(tmp_path: Path, store: CheckpointStore) -> None:
     without_checkpoints(tmp_path / "new")
     assert document("ls", tmp_path / "new")["checkpoints"] == []
-    assert "no checkpoints" in run("ls", tmp_path / "new").stdout
+    assert f"{tmp_path / 'new'} has no checkpoints" in run("ls", tmp_path / "new").stdout
     manifest = manifest_of(store, 10)
     flip(manifest, 100)
     listed = document("ls", store.directory, expect=1)
@@ -147,7 +147,7 @@ def test_ls_marks_what_lacks_a_shard(store: CheckpointStore) -> None:
     assert text.stdout.splitlines()[1].endswith(" latest, incomplete")
     assert text.stdout.splitlines()[2].endswith("kB          incomplete")
     for step in (10, 20):
-        assert f"step {step} lacks 1 of its 4 shards" in text.stderr
+        assert f"step {step} is incomplete: 1 of its 4 shards" in text.stderr
 
 
 def test_show_has_the_metrics_of_a_step(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_verify(store: CheckpointStore) -> None:
     every = document("verify", store.directory, "--all")
     assert [each["step"] for each in every["checkpoints"]] == [10, 20]
     result = run("verify", store.directory, "--all")
-    assert result.stdout.count("whole") == 2
+    assert result.stdout.count(": verified, ") == 2
     assert result.stderr == ""
 
 
@@ -252,7 +252,7 @@ def test_all_damage_is_listed(store: CheckpointStore) -> None:
     assert kinds == [(0, "checksum", 0), (0, "checksum", 2), (1, "missing", None), (2, "size", None)]
     assert second["error"]["kind"] == "corrupt"
     text = run("verify", store.directory, "--all", expect=1).stdout
-    assert "damaged, 4 findings" in text
+    assert "damaged, 4 problems" in text
     for path in paths[:3]:
         assert path in text
 
@@ -331,7 +331,7 @@ def test_interrupts_end_verification(
 def test_gc(store: CheckpointStore, checkpoint_writer: "CheckpointWriter") -> None:
     save, _ = checkpoint_writer.write(store, 30)
     assert document("gc", store.directory, expect=1)["busy"] is True
-    assert "being saved" in run("gc", store.directory, expect=1).stderr
+    assert "is in progress" in run("gc", store.directory, expect=1).stderr
     save.release()
     dry = document("gc", store.directory, "--dry-run")
     assert dry["dry_run"] is True
@@ -365,7 +365,7 @@ def test_gc_leaves_what_it_cannot_judge(store: CheckpointStore) -> None:
     collected = document("gc", store.directory, expect=1)
     assert collected["removed"] == []
     assert collected["problems"][0]["path"] == str(manifest)
-    assert "left alone" in run("gc", store.directory, expect=1).stderr
+    assert "left in place" in run("gc", store.directory, expect=1).stderr
     assert stray.exists()
 
 

@@ -154,7 +154,8 @@ def test_forget(tmp_path: Path, tuning_file: Path, tuned: dict[str, Any]) -> Non
     assert json.loads(run("tune", "--forget", tmp_path, "--json").stdout)["forgotten"] == 1
     assert json.loads(tuning_file.read_text())["tunings"] == []
     tuning_file.write_text("damaged")
-    assert "0 tunings removed" in run("tune", "--forget").stdout
+    assert "holds no settings that can be read; it was renamed" in run("tune", "--forget").stdout
+    assert "no settings of these paths are saved" in run("tune", "--forget", "/proc").stdout
     assert not tuning_file.exists()
     run("tune", "--forget")  # nothing there: nothing to do
 

@@ -37,6 +37,7 @@ def test_a_damaged_length_ends_a_tfrecord_file(tmp_path: Path, caplog: pytest.Lo
     sample_files.tfrecords(tmp_path / "b.tfrecord", 4)
     with pytest.raises(tl.Corrupt, match=r"a\.tfrecord: at byte 26: the length") as raised:
         tl.data.index(tmp_path)
+    assert 'again, or pass on_error="skip" to leave out what is damaged' in str(raised.value)
     assert raised.value.file == str(path)
     with logged(caplog, "WARNING") as logs:
         index = tl.data.index(tmp_path, on_error="skip", cache=None)

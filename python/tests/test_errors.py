@@ -4,12 +4,14 @@ import builtins
 import errno
 import importlib
 import pickle
+import re
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support_errors import PUBLIC_ERRORS
 
 import trunkline as tl
@@ -186,3 +188,16 @@ def test_a_single_argument_is_the_message(exception_type: type[tl.Error]) -> Non
     for error in (usual, pickle.loads(pickle.dumps(usual))):
         assert (error.errno, str(error), error.file) == (errno.EIO, "a message", "/data/file")
     assert str(exception_type()) == ""
+
+
+def test_a_missing_directory_is_answered_with_how_to_make_it(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    advice = re.escape(f"a parent directory does not exist: create it (mkdir -p {missing})")
+    for name in ("state.safetensors", "state.pt"):
+        with pytest.raises(tl.FileNotFoundError, match=advice):
+            tl.save({"w": torch.zeros(4)}, missing / name)
+    with pytest.raises(tl.FileNotFoundError, match=advice):
+        tl.open(missing / "file", "w")
+    with pytest.raises(tl.FileNotFoundError) as raised:
+        tl.open(missing / "file")
+    assert "mkdir" not in str(raised.value)

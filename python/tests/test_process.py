@@ -331,3 +331,22 @@ def test_it_works_without_torch(run_script: RunScript) -> None:
         assert not hasattr(tl, "nonsense")
     """)
     assert printed == "no torch\n"
+
+
+def test_an_exit_timeout_that_is_no_number_is_warned_of(
+    run_script: RunScript, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = """
+        import os, warnings
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            import trunkline
+        print([str(each.message) for each in caught], caught[0].filename if caught else "")
+    """
+    for value in ("soon", "-1", "nan"):
+        monkeypatch.setenv("TRUNKLINE_EXIT_TIMEOUT", value)
+        printed = run_script(code)
+        assert f"TRUNKLINE_EXIT_TIMEOUT: must be a number of seconds from 0, not '{value}'" in printed
+        assert printed.endswith("<string>\n")
+    monkeypatch.setenv("TRUNKLINE_EXIT_TIMEOUT", "2.5")
+    assert run_script(code) == "[] \n"

@@ -242,7 +242,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     large = tmp_path / "large"
     large.mkdir()
     (large / "file").write_bytes(bytes(40 << 20))
-    options = ("--bandwidth", "2GB", "--flops", "1e12", "--memory", "1GB", "--batch", "4")
+    options = ("--bandwidth", "2GB", "--flops", "1e12", "--memory-budget", "1GB", "--batch-size", "4")
     planned = run_here("plan", str(folder), *options)
     assert "bound by compute" in planned.out
     assert json.loads(run_here("plan", str(folder), *options, "--json").out)["batch_size"] == 4
@@ -250,11 +250,19 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     measured = run_here("plan", str(folder), "--volumes", str(large), str(large), *options[2:], "--json")
     assert json.loads(measured.out)["bandwidth"] > 0
     for arguments, status, says in (
-        (("pack",), 2, "see trunkline pack --help"),
+        (("pack",), 2, "trunkline pack: MODEL is required"),
+        (("pack", folder, folder / "config.json"), 1, "pack: OUT: "),
+        (
+            ("plan", folder, "--volumes", tmp_path / "none"),
+            1,
+            "none: no such file or directory (ENOENT); name",
+        ),
+        (("plan", folder, "--volumes", folder / "config.json"), 1, "(ENOTDIR); name existing directories"),
+        (("plan", folder, "--bach", "1"), 2, "unknown option '--bach'. Did you mean '--batch'?\n"),
         (("plan", str(folder), "--batch", "many"), 2, "--batch"),
         (("plan", str(folder), *options, "--dtype", "int8"), 2, "plan: --dtype: must be one of"),
         (("plan", folder, *options, "--device", "tpu"), 1, 'plan: --device: "tpu" is not supported; use cpu'),
-        (("plan", folder, *options, "--batch", "0"), 2, "plan: --batch: must be a whole number from 1"),
+        (("plan", folder, *options, "--batch", "0"), 2, "plan: --batch-size: must be a whole number from 1"),
         (("plan", folder, *options, "--bus-bandwidth", "5GB"), 2, "--host-memory, --bus-bandwidth: only for"),
         (("plan", str(folder), *options[:4], "--memory", "1"), 1, "the least is"),
         (("pack", str(tmp_path / "none"), str(tmp_path / "c")), 1, "no such folder"),
@@ -262,4 +270,5 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         failed = run_here(*arguments, expect=status)
         assert says in failed.err
         assert "Traceback" not in failed.err
-    assert "pack, plan" in run("--help").stdout
+    older = run_here("plan", str(folder), *options[:4], "--memory", "1GB", "--batch", "4", "--json")
+    assert json.loads(older.out)["batch_size"] == 4

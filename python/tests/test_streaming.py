@@ -437,6 +437,10 @@ def test_bad_arguments_are_named(tmp_path: Path) -> None:
         ({"volumes": []}, ValueError, "volumes"),
         ({"volumes": [folder], "pack_dir": folder}, ValueError, "pack_dir"),
         ({"unit_bytes": -1}, ValueError, "unit_bytes"),
+        ({"unit_bytes": "1000TB"}, ValueError, "unit_bytes: must not exceed the memory of this machine"),
+        ({"memory_budget": 2e9}, TypeError, 'memory_budget: .* a size such as "20GB"'),
+        ({"dtype": "int4"}, ValueError, "dtype: must be one of .*not 'int4'; weights are not quantized"),
+        ({"pack_dir": folder / "config.json"}, NotADirectoryError, "pack_dir: .*config.json is a file"),
     ):
         with pytest.raises(error, match=name):
             tl.transformers.from_pretrained(folder, **options)

@@ -347,7 +347,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert cli.main([*arguments, "--scale", "6KB"]) == 1
     assert "has a different data set (10 training files there, 12 requested)" in capsys.readouterr().err
     assert cli.main([*arguments, str(tmp_path / "a")]) == 2
-    assert "--data: one is given twice" in capsys.readouterr().err
+    assert "--directories: one is given twice" in capsys.readouterr().err
 
 
 def test_a_failure_is_reported_as_the_library_reports_it(
@@ -363,7 +363,7 @@ def test_a_failure_is_reported_as_the_library_reports_it(
     captured = capsys.readouterr()
     message = f"cannot create the directory {file}: file exists (EEXIST)"
     assert json.loads(captured.out)["error"]["message"] == message
-    assert captured.err.endswith(f"trunkline workload: {message}\n")
+    assert captured.err.endswith(f"trunkline workload generate: {message}\n")
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "train").touch()
     with pytest.raises(tl.NotADirectoryError, match="/data/train is not a directory; choose a different"):

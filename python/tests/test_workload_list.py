@@ -28,16 +28,17 @@ def test_list_has_every_built_in_workload(capsys: pytest.CaptureFixture[str]) ->
 def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["workload", "lisst", "--json"]) == 2
     captured = capsys.readouterr()
-    assert "unknown subcommand 'lisst'; there are list, generate, run" in captured.err
+    assert "unknown subcommand 'lisst'. Did you mean 'list'?" in captured.err
     assert json.loads(captured.out)["error"]["kind"] == "invalid_argument"
     for arguments, message in (
-        ([], "SUBCOMMAND is required; see trunkline workload --help"),
-        (["run"], "NAME_OR_FILE is required; see trunkline workload run --help"),
-        (["run", "bert", "--ranks", "two"], '--ranks: "two" is not an integer; see trunkline workload run'),
-        (["run", "bert", "--rank=2", "--nope"], "unknown option '--nope'; see trunkline workload run --help"),
+        ([], "workload: a subcommand is required, one of list, generate, run, compare, plan\n"),
+        (["run"], "workload run: NAME_OR_FILE is required\nSee trunkline workload run --help.\n"),
+        (["run", "bert", "--ranks", "two"], 'workload run: --ranks: must be a whole number, not "two"\n'),
+        (["run", "bert", "--rank=2", "--nope"], "workload run: unknown option '--nope'\n"),
+        (["run", "bert", "--device-gb-s", "x"], 'workload run: --device-gb-s: must be a number, not "x"\n'),
     ):
         assert cli.main(["workload", *arguments]) == 2
-        assert f"trunkline workload: {message}" in capsys.readouterr().err
+        assert f"trunkline {message}" in capsys.readouterr().err
 
 
 def test_without_yaml_the_error_says_what_to_install() -> None:

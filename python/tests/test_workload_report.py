@@ -215,7 +215,16 @@ def test_run_writes_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert f"report: {page}" in captured.err
     parsed(page)
     assert cli.main([*command, str(tmp_path / "none" / "out.html")]) == 2
-    assert re.search(r"--report: cannot write .*out.html: no such file or directory", capsys.readouterr().err)
+    assert re.search(
+        r"--report: cannot write .*out.html: no such file or directory .*mkdir -p", capsys.readouterr().err
+    )
+
+
+def test_a_report_is_named_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["workload", "run", "unet3d_h100", "--null-device", "--report", str(tmp_path / "out.txt")]
+    assert cli.main(command) == 2
+    assert capsys.readouterr().err.endswith("out.txt must end with .html: a report is a page of HTML\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_report_is_written_through_a_link(tmp_path: Path) -> None:
@@ -253,5 +262,5 @@ def test_a_report_that_cannot_be_written_does_not_lose_the_results(
     assert cli.main(["workload", "run", str(file), "--null-device", "--json", "--report", str(page)]) == 1
     captured = capsys.readouterr()
     assert json.loads(captured.out)["steps"] == 12
-    assert f"trunkline workload: {message}" in captured.err
+    assert f"trunkline workload run: {message}" in captured.err
     assert not page.exists()

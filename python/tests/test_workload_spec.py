@@ -198,7 +198,9 @@ def test_documents_that_are_not_workloads() -> None:
         with pytest.raises(ValueError, match=r"x\.yaml"):
             parse_text(text, "x.yaml")
     with pytest.raises(ValueError, match="no such built-in workload; there are bert, "):
-        load("unet4d")
+        load("no-such-workload")
+    with pytest.raises(ValueError, match="unet3d_h10: no such file, .*Did you mean unet3d_h100\\?"):
+        load("unet3d_h10")
     with pytest.raises(ValueError, match="must be KEY=VALUE"):
         load("unet3d_h100", ["reader.batch_size"])
 

@@ -1,6 +1,7 @@
 """What the commands in Python share: how arguments are parsed, results printed and failures reported."""
 
 import argparse
+import difflib
 import errno
 import json
 import os
@@ -19,6 +20,10 @@ INTERRUPTED = 130
 class _UsageError(ValueError):
     """The parser rejects the arguments."""
 
+    def __init__(self, message: str, command: str) -> None:
+        super().__init__(message)
+        self.command = command
+
 
 class Parser(argparse.ArgumentParser):
     """Raises ValueError for wrong arguments. The defaults of each command have `run`.
@@ -30,32 +35,51 @@ class Parser(argparse.ArgumentParser):
         """Reject unknown arguments of a subcommand here, so that the error refers to its own --help."""
         options, unknown = super().parse_known_args(args, namespace)
         if unknown and self._subparsers is None:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            known = [name for name in self._option_string_actions if name.startswith("--")]
+            self.error(f"unrecognized arguments: {unknown[0]}{_meant(unknown[0], known)}")
         return options, unknown
 
     def error(self, message: str) -> NoReturn:
         """Raise what run_command() reports."""
-        raise _UsageError(f"{_reworded(message)}; see {self.prog} --help")
+        raise _UsageError(_reworded(message, self._subcommands()), self.prog)
+
+    def _subcommands(self) -> list[str]:
+        actions = self._subparsers._group_actions if self._subparsers is not None else []
+        return [name for action in actions for name in action.choices or ()]
 
 
-def _reworded(message: str) -> str:
+def _reworded(message: str, subcommands: Sequence[str]) -> str:
     """Say what argparse says as the other commands say it."""
+    message = re.sub(r"^(argument --[^/: ]+)(/[^: ]+)+", r"\1", message)  # without the other names
     number = re.fullmatch(r"argument (\S+): invalid int value: '(.*)'", message)
     if number:
-        return f'{number[1]}: "{number[2]}" is not an integer'
+        return f'{number[1]}: must be a whole number, not "{number[2]}"'
+    real = re.fullmatch(r"argument (\S+): invalid float value: '(.*)'", message)
+    if real:
+        return f'{real[1]}: must be a number, not "{real[2]}"'
     choice = re.fullmatch(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", message)
     if choice:
         known = choice[3].replace("'", "")
         if choice[1].startswith("-"):
             return f'{choice[1]}: "{choice[2]}" is not one of {known}'
-        return f"unknown {choice[1].lower()} '{choice[2]}'; there are {known}"
+        meant = _meant(choice[2], known.split(", "))
+        return f"unknown subcommand '{choice[2]}'{meant or f'; there are {known}'}"
     lacking = re.fullmatch(r"the following arguments are required: (.*)", message)
+    if lacking and subcommands:
+        return f"a subcommand is required, one of {', '.join(subcommands)}"
     if lacking:
         return f"{lacking[1]} {'are' if ', ' in lacking[1] else 'is'} required"
-    unknown = re.fullmatch(r"unrecognized arguments: (.*)", message)
+    unknown = re.fullmatch(r"unrecognized arguments: (.*?)(\. Did you mean .*)?", message)
     if unknown:
-        return f"unknown {'option' if unknown[1].startswith('-') else 'argument'} '{unknown[1]}'"
+        what = "option" if unknown[1].startswith("-") else "argument"
+        return f"unknown {what} '{unknown[1]}'{unknown[2] or ''}"
     return message.removeprefix("argument ")
+
+
+def _meant(given: str, known: Sequence[str]) -> str:
+    """Return a question for the known name that is most like the given one; empty if none is."""
+    nearest = difflib.get_close_matches(given.partition("=")[0], known, n=1, cutoff=0.7)
+    return f". Did you mean '{nearest[0]}'?" if nearest else ""
 
 
 def run_command(
@@ -82,6 +106,10 @@ def run_command(
         options = parser.parse_args(arguments)
         action: Callable[[argparse.Namespace], tuple[dict[str, Any], str]] = options.run
         document, text = action(options)
+    except _UsageError as error:
+        report_error(name, error, wants_json, option_names)
+        print(f"See {error.command} --help.", file=sys.stderr)
+        return USAGE
     except ValueError as error:
         report_error(name, error, wants_json, option_names)
         return USAGE

@@ -8,12 +8,15 @@ that run later: by then calls of the package in threads other than the main one 
 """
 
 import atexit
+import math
+import os
 import sys
 import threading
 from collections.abc import Callable
 
 from trunkline import _core as _core  # registers its handler first
 from trunkline._errors import Error
+from trunkline._warnings import caller
 
 _calls: list[Callable[[], object]] = []
 _has_run = False
@@ -57,6 +60,20 @@ def check_threads_run(what: str) -> None:
         )
 
 
+def _check_timeout() -> None:
+    """Warn of a TRUNKLINE_EXIT_TIMEOUT that the exit will ignore."""
+    text = os.environ.get("TRUNKLINE_EXIT_TIMEOUT", "")
+    try:
+        seconds = float(text or "0")
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
+        caller("importlib", "_frozen_importlib", "_frozen_importlib_external").warn(
+            f"environment variable TRUNKLINE_EXIT_TIMEOUT: must be a number of seconds from 0, not {text!r}; "
+            "the exit waits for 120 seconds"
+        )
+
+
 def _run() -> None:
     global _has_run
     _has_run = True
@@ -65,3 +82,4 @@ def _run() -> None:
 
 
 atexit.register(_run)
+_check_timeout()

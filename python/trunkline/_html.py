@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import html
 from collections.abc import Sequence
 from pathlib import Path
+
+from trunkline._errors import errno_reason
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1d2329 }
@@ -53,6 +56,24 @@ def page(title: str, body: Sequence[str]) -> str:
         "</body></html>",
     ]
     return "\n".join(parts) + "\n"
+
+
+def check_page_name(path: str) -> None:
+    """Raise ValueError unless a page can have this name."""
+    if not path.lower().endswith((".html", ".htm")):
+        raise ValueError(f"--report: {path} must end with .html: a report is a page of HTML")
+
+
+def why_not_writable(error: OSError, path: Path) -> str:
+    """Describe an error of check_writable(), with what to do."""
+    if error.errno is None:
+        return str(error)
+    if error.errno == errno.ENOENT:
+        return (
+            "no such file or directory (ENOENT); a parent directory does not exist: create it (mkdir -p "
+            f"{path.parent})"
+        )
+    return errno_reason(error.errno)
 
 
 def check_writable(path: Path) -> None:

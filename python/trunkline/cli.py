@@ -17,7 +17,7 @@ from trunkline import report
 from trunkline._cli_errors import report_error
 from trunkline._errors import Error, errno_reason
 from trunkline._formats.dcp_names import is_dcp_directory
-from trunkline._html import check_writable
+from trunkline._html import check_page_name, check_writable, why_not_writable
 
 _OK, _FAILED, _USAGE = 0, 1, 2  # the exit statuses of src/cli
 _CHECKPOINT_COMMANDS = ("export", "import", "rm", "diff")  # those in Python; the program has the others
@@ -64,14 +64,15 @@ def _reason_of(error: OSError) -> str:
 
 def _check_report(path: Path, arguments: list[str]) -> None:
     """Raise _UsageError, before the benchmark runs, if the report could not be written."""
+    if any(_is_same_file(argument, path) for argument in arguments):
+        raise _UsageError(f"--report {path} is the file to be measured; name another file")
+    check_page_name(str(path))
     if not report.available():
         raise _UsageError(report.MISSING_MATPLOTLIB)
     try:
         check_writable(path)
     except OSError as error:
-        raise _UsageError(f"--report: cannot write {path}: {_reason_of(error)}") from error
-    if any(_is_same_file(argument, path) for argument in arguments):
-        raise _UsageError(f"--report {path} is the file to be measured; name another file")
+        raise _UsageError(f"--report: cannot write {path}: {why_not_writable(error, path)}") from error
 
 
 def _is_same_file(argument: str, path: Path) -> bool:
@@ -134,6 +135,20 @@ def _bench_with_report(arguments: list[str], path: Path) -> int:
     return _OK
 
 
+def _complete(arguments: list[str]) -> int:
+    """Run `completion`, which is in the program; the commands in Python are passed to it."""
+    from trunkline._checkpoint_tools.cli import make_parser as checkpoint_parser
+    from trunkline._completion import package_commands
+    from trunkline.stream.cli import make_parser as stream_parser
+    from trunkline.workload.cli import make_parser as workload_parser
+
+    commands = package_commands(stream_parser(), workload_parser(), checkpoint_parser())
+    with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
+        json.dump(commands, file)
+        file.flush()
+        return _run([str(_program()), *arguments, "--package-commands", file.name])
+
+
 def _is_in_python(command: str, arguments: list[str]) -> bool:
     """Whether a command of `trunkline checkpoint` is in Python: some are for directories of trunkline.dcp."""
     if command in _CHECKPOINT_COMMANDS:
@@ -162,11 +177,13 @@ def main(arguments: list[str] | None = None) -> int:
             from trunkline.workload import cli as workload
 
             return workload.main(arguments)
+        if arguments[:1] == ["completion"]:
+            return _complete(arguments)
         program = str(_program())
         if sys.stdout is not None:  # None: it is closed (cron, `>&-`)
             sys.stdout.flush()
         os.execv(program, [program, *arguments])
-    except _UsageError as error:
+    except ValueError as error:
         report_error("bench", error, "--json" in arguments)
         return _USAGE
     except FileNotFoundError:

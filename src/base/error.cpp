@@ -95,6 +95,13 @@ std::string errno_reason(int code) {
 }
 
 Error system_error(int code, std::string_view action, std::string_view path) {
+  if (code == ENOENT && path.starts_with("/proc/")) {
+    return {
+        ErrorKind::system, code,
+        fmt::format("cannot {}: no such file or directory (ENOENT); mount /proc (mount -t proc proc /proc)",
+                    action),
+        std::string(path)};
+  }
   return {ErrorKind::system, code, fmt::format("cannot {}: {}", action, errno_reason(code)),
           std::string(path)};
 }

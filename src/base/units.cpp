@@ -8,6 +8,7 @@
 #include <limits>
 #include <numeric>
 #include <optional>
+#include <utility>
 
 namespace trunkline {
 namespace {
@@ -80,11 +81,12 @@ std::optional<std::uint64_t> fraction_bytes(std::string_view digits, std::uint64
 std::unexpected<Error> refuse(std::string_view text, std::string_view why) {
   constexpr std::size_t kShown = 64;
   const bool whole = text.size() <= kShown;
-  return std::unexpected(
-      make_error(ErrorKind::invalid_argument,
-                 fmt::format("size \"{}{}\": {}; write bytes (4096) or a number with a unit: B, "
-                             "kB, MB, GB, TB (powers of 1000), KiB, MiB, GiB, TiB (powers of 1024)",
-                             text.substr(0, kShown), whole ? "" : "...", why)));
+  return std::unexpected(make_error(
+      ErrorKind::invalid_argument,
+      fmt::format(
+          "\"{}{}\" is not a size: {}; write a number of bytes (4096), or a number and a unit, such as "
+          "20GB or 64MiB (kB, MB, GB, TB: powers of 1000; KiB, MiB, GiB, TiB: of 1024)",
+          text.substr(0, kShown), whole ? "" : "...", why)));
 }
 
 // Three significant digits: "1.23", "12.3", "123".
@@ -106,26 +108,26 @@ std::string with_decimal_unit(double value) {
 
 Result<std::uint64_t> parse_bytes(std::string_view text) {
   std::string_view rest = trim(text);
-  if (rest.empty()) return refuse(text, "is empty");
+  if (rest.empty()) return refuse(text, "it is empty");
   if (rest.front() == '-') return refuse(text, "a size cannot be negative");
   const std::string_view whole_digits = take_digits(rest);
-  if (whole_digits.empty()) return refuse(text, "does not start with a digit");
+  if (whole_digits.empty()) return refuse(text, "it does not start with a digit");
   std::string_view fraction_digits;
   if (!rest.empty() && rest.front() == '.') {
     rest.remove_prefix(1);
     fraction_digits = take_digits(rest);
-    if (fraction_digits.empty()) return refuse(text, "has no digit after the point");
+    if (fraction_digits.empty()) return refuse(text, "it has no digit after the point");
   }
   const std::optional<std::uint64_t> unit = unit_bytes(trim(rest));
   if (!unit) return refuse(text, fmt::format("\"{}\" is not a unit", trim(rest).substr(0, 16)));
 
   const std::optional<std::uint64_t> fraction = fraction_bytes(fraction_digits, *unit);
-  if (!fraction) return refuse(text, "is not a whole number of bytes");
+  if (!fraction) return refuse(text, "it is not a whole number of bytes");
   const std::optional<std::uint64_t> whole = to_integer(whole_digits);
   std::uint64_t bytes = 0;
   if (!whole || __builtin_mul_overflow(*whole, *unit, &bytes) ||
       __builtin_add_overflow(bytes, *fraction, &bytes)) {
-    return refuse(text, "does not fit 64 bits");
+    return refuse(text, "it does not fit 64 bits");
   }
   return bytes;
 }
@@ -136,6 +138,21 @@ std::string format_bytes(std::uint64_t bytes) {
   }
   if (bytes < 1000) return fmt::format("{} B", bytes);
   return with_decimal_unit(static_cast<double>(bytes));
+}
+
+std::string format_size(std::uint64_t bytes) {
+  constexpr std::array<std::pair<std::uint64_t, std::string_view>, 8> kExact{{{1024 * kGiB, "TiB"},
+                                                                              {1000 * kGB, "TB"},
+                                                                              {kGiB, "GiB"},
+                                                                              {kGB, "GB"},
+                                                                              {kMiB, "MiB"},
+                                                                              {kMB, "MB"},
+                                                                              {kKiB, "KiB"},
+                                                                              {1000, "kB"}}};
+  for (const auto& [unit, name] : kExact) {
+    if (bytes != 0 && bytes % unit == 0) return fmt::format("{} {}", bytes / unit, name);
+  }
+  return format_bytes(bytes);
 }
 
 std::string format_rate(double bytes_per_second) {

@@ -106,6 +106,17 @@ TEST(FormatBytes, ChoosesTheUnit) {
   }
 }
 
+TEST(FormatSize, IsExactWhereAUnitFits) {
+  EXPECT_EQ(format_size(64 * kMiB), "64 MiB");
+  EXPECT_EQ(format_size(kGiB), "1 GiB");
+  EXPECT_EQ(format_size(20 * kGB), "20 GB");
+  EXPECT_EQ(format_size(3000 * kGB), "3 TB");
+  EXPECT_EQ(format_size(4096), "4 KiB");
+  EXPECT_EQ(format_size(1'500'000), "1500 kB");
+  EXPECT_EQ(format_size(4'210'123'777), "4.21 GB");
+  EXPECT_EQ(format_size(0), "0 B");
+}
+
 TEST(FormatRate, HasThreeDigits) {
   EXPECT_EQ(format_rate(3.98e9), "3.98 GB/s");
   EXPECT_EQ(format_rate(420e6), "420 MB/s");

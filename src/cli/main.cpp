@@ -13,9 +13,11 @@
 
 #include "cli/bench/bench_command.h"
 #include "cli/checkpoint/checkpoint_command.h"
+#include "cli/completion/completion_command.h"
 #include "cli/doctor/doctor_command.h"
 #include "cli/exit_code.h"
 #include "cli/interrupt.h"
+#include "cli/package_commands.h"
 #include "cli/tune/tune_command.h"
 #include "cli/usage_errors.h"
 #include "os/trace_file.h"
@@ -40,10 +42,8 @@ int run(int argc, char** argv) {
   add_bench(app, chosen);
   add_tune(app, chosen);
   add_checkpoint(app, chosen);
-  // After the subcommands, which would inherit it.
-  app.footer(
-      "With the Python package also: pack, plan (models larger than memory; trunkline pack --help), workload "
-      "(emulated training jobs; trunkline workload --help)");
+  add_completion(app, chosen);
+  for (const PackageCommand& each : kPackageCommands) add_package_command(app, app, chosen, each);
   const std::span arguments(argv, static_cast<std::size_t>(argc));
   // Whether or not parsing gets as far as the option.
   const bool wants_json =

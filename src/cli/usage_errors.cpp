@@ -5,12 +5,14 @@
 
 #include <algorithm>
 #include <iostream>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "cli/engine_json.h"
 #include "cli/exit_code.h"
+#include "cli/package_commands.h"
 #include "cli/suggestion.h"
 
 namespace trunkline::cli {
@@ -18,13 +20,13 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Commands of the Python package beside those of `group`; its `trunkline` runs this program for all others.
-const std::vector<std::string>& python_commands(const CLI::App& group) {
-  static const std::vector<std::string> top{"pack", "plan", "workload"};
-  static const std::vector<std::string> of_checkpoint{"export", "import", "rm", "diff"};
-  static const std::vector<std::string> none;
-  if (group.get_parent() == nullptr) return top;
-  return group.get_name() == "checkpoint" ? of_checkpoint : none;
+// The names of the subcommands of `group`, of this program or of the Python package.
+std::vector<std::string> subcommand_names(const CLI::App& group, bool of_package) {
+  std::vector<std::string> names;
+  for (const CLI::App* each : group.get_subcommands([](const CLI::App*) { return true; })) {
+    if ((each->get_group() == kPackageGroup) == of_package) names.push_back(each->get_name());
+  }
+  return names;
 }
 
 // The subcommand that parsing arrived at, or the app.
@@ -43,7 +45,7 @@ std::string full_name(const CLI::App& command) {
 std::string describe_unknown_option(const CLI::App& command, const std::string& given) {
   std::vector<std::string> known;
   for (const CLI::Option* each : command.get_options()) {
-    if (!each->get_lnames().empty()) known.push_back("--" + each->get_lnames().front());
+    for (const std::string& name : each->get_lnames()) known.push_back("--" + name);
   }
   std::string text = fmt::format("unknown option '{}'", given);
   if (const auto meant = nearest_name(given, known)) text += fmt::format(". Did you mean '{}'?", *meant);
@@ -51,39 +53,42 @@ std::string describe_unknown_option(const CLI::App& command, const std::string& 
 }
 
 // "doctor, bench, tune, checkpoint, and with the Python package pack, plan, workload"
-std::string subcommands_of(const CLI::App& group, std::vector<std::string> known) {
-  std::string text = fmt::format("{}", fmt::join(known, ", "));
-  const std::vector<std::string>& more = python_commands(group);
+std::string list_subcommands(const CLI::App& group) {
+  std::string text = fmt::format("{}", fmt::join(subcommand_names(group, false), ", "));
+  const auto more = subcommand_names(group, true);
   if (!more.empty()) text += fmt::format(", and with the Python package {}", fmt::join(more, ", "));
   return text;
 }
 
 // `given`: what stands where a subcommand has to.
-std::string describe_unknown_subcommand(const CLI::App& group, const std::string& given,
-                                        std::vector<std::string> known) {
-  std::string text =
-      fmt::format("unknown subcommand '{}'; there are {}", given, subcommands_of(group, known));
-  const std::vector<std::string>& more = python_commands(group);
-  if (std::ranges::find(more, given) != more.end())
-    return fmt::format("'{}' needs the Python package; run the trunkline that it installs", given);
-  known.insert(known.end(), more.begin(), more.end());
-  if (const auto meant = nearest_name(given, known)) text += fmt::format(". Did you mean '{}'?", *meant);
-  return text;
+std::string describe_unknown_subcommand(const CLI::App& group, const std::string& given) {
+  auto known = subcommand_names(group, false);
+  std::ranges::copy(subcommand_names(group, true), std::back_inserter(known));
+  std::string text = fmt::format("unknown subcommand '{}'", given);
+  if (const auto meant = nearest_name(given, known))
+    return text + fmt::format(". Did you mean '{}'?", *meant);
+  return text + fmt::format("; there are {}", list_subcommands(group));
 }
 
 // CLI11 reports that something is required even where something unknown was given in its place.
 std::string describe(const CLI::App& command, const CLI::ParseError& error) {
   const std::vector<std::string> left = command.remaining();
-  std::vector<std::string> known;
-  for (const CLI::App* each : command.get_subcommands([](const CLI::App*) { return true; }))
-    known.push_back(each->get_name());
-  const bool lacks_subcommand = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr && !known.empty();
+  const bool lacks_subcommand = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr &&
+                                !command.get_subcommands([](const CLI::App*) { return true; }).empty();
   const auto is_option = [](const std::string& each) { return each.starts_with('-') && each != "-"; };
   if (lacks_subcommand && !left.empty() && !is_option(left.front()))
-    return describe_unknown_subcommand(command, left.front(), known);
+    return describe_unknown_subcommand(command, left.front());
   if (const auto option = std::ranges::find_if(left, is_option); option != left.end())
     return describe_unknown_option(command, *option);
-  if (lacks_subcommand) return fmt::format("a subcommand is required: {}", subcommands_of(command, known));
+  if (lacks_subcommand) return fmt::format("a subcommand is required, one of {}", list_subcommands(command));
+  // "--all excludes --step"
+  const std::string_view what = error.what();
+  constexpr std::string_view kExcludes = " excludes ";
+  if (const auto middle = what.find(kExcludes);
+      dynamic_cast<const CLI::ExcludesError*>(&error) != nullptr && middle != std::string_view::npos) {
+    return fmt::format("{} and {} cannot be combined", what.substr(0, middle),
+                       what.substr(middle + kExcludes.size()));
+  }
   // "--size: 1 required TEXT missing"
   std::string text = error.what();
   const auto end_of_name = text.find(": 1 required ");
@@ -110,6 +115,14 @@ int report_usage(const CLI::App& app, const CLI::ParseError& error, bool wants_j
   if (wants_json) print_document(app, make_error(ErrorKind::invalid_argument, message));
   const std::string name = full_name(command);
   std::cerr << fmt::format("{}: {}\nSee {} --help.\n", name, message, name);
+  return kExitUsage;
+}
+
+int report_missing_package(const CLI::App& app, bool wants_json) {
+  const std::string name = full_name(innermost(app));
+  const std::string message = "requires the Python package: run the trunkline command that it installs";
+  if (wants_json) print_document(app, make_error(ErrorKind::unsupported, message));
+  std::cerr << fmt::format("{}: {}\n", name, message);
   return kExitUsage;
 }
 

@@ -10,6 +10,9 @@ namespace trunkline::cli {
 // Returns the exit status: kExitOk after --help and --version, which CLI11 implements as exceptions.
 int report_usage(const CLI::App& app, const CLI::ParseError& error, bool wants_json);
 
+// For a command that only the Python package has.
+int report_missing_package(const CLI::App& app, bool wants_json);
+
 int report_exception(const CLI::App& app, const std::exception& error, bool wants_json);
 
 }  // namespace trunkline::cli

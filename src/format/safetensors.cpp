@@ -51,8 +51,12 @@ constexpr std::array kDtypes = {
 const DtypeFacts& facts_of(Dtype dtype) { return kDtypes.at(static_cast<std::size_t>(dtype)); }
 
 std::unexpected<Error> refuse(const std::string& path, std::string_view why) {
-  return std::unexpected(
-      make_error(ErrorKind::format, fmt::format("{} is not a valid safetensors file: {}", path, why), path));
+  return std::unexpected(make_error(
+      ErrorKind::format,
+      fmt::format("{} is not a valid safetensors file: {}; it is damaged or of another format: copy, "
+                  "download or save it again",
+                  path, why),
+      path));
 }
 
 std::unexpected<Error> cut_off(const std::string& path, std::string_view why) {
@@ -223,10 +227,9 @@ Result<std::uint64_t> parse_safetensors_length(std::span<const std::byte, kLengt
   for (std::size_t index = kLengthBytes; index > 0; --index)
     length = length << 8 | std::to_integer<std::uint64_t>(head[index - 1]);
   if (length > kMaxHeaderBytes) {
-    return refuse(path,
-                  fmt::format("its first 8 bytes stand for a header of {} bytes, and at most {} are allowed: "
-                              "check that it is a safetensors file, copied completely",
-                              length, kMaxHeaderBytes));
+    return refuse(
+        path, fmt::format("its first 8 bytes say that its header has {} bytes, and at most {} are allowed",
+                          length, kMaxHeaderBytes));
   }
   if (file_bytes < kLengthBytes || length > file_bytes - kLengthBytes) {
     return cut_off(

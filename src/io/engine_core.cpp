@@ -85,7 +85,7 @@ Result<std::shared_ptr<EngineCore>> EngineCore::create(const EngineOptions& opti
     origin.why = "as tuned";
     auto core = create(*tuned, origin);
     if (core) return core;
-    log::warn(log::Component::engine, "a tuning is ignored: {}", core.error().message);
+    log::warn(log::Component::engine, "saved settings are ignored: {}", core.error().message);
     origin.why = {};
   }
   return create(options, origin);
@@ -149,7 +149,7 @@ void EngineCore::log_choice(std::string_view why) const {
             to_string(config_.backend), why,
             config_.features.empty() ? std::string("no features")
                                      : fmt::format("{}", fmt::join(config_.features, ", ")),
-            config_.lanes, config_.queue_depth, format_bytes(config_.block_bytes),
+            config_.lanes, config_.queue_depth, format_size(config_.block_bytes),
             format_bytes(config_.pinned_budget_bytes));
 }
 

@@ -1,5 +1,6 @@
 // Resolves the options to what this machine supports.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -36,6 +37,21 @@ constexpr std::array<GpuPathName, 3> kGpuPathNames = {{
 
 Error out_of_range(std::string_view name, std::string_view range, std::uint64_t value) {
   return make_error(ErrorKind::invalid_argument, fmt::format("{}: must be {}, not {}", name, range, value));
+}
+
+// Less than a page holds nothing, and more than the machine's memory bounds nothing.
+Status check_budget(std::uint64_t bytes) {
+  const auto machine = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
+                       static_cast<std::uint64_t>(::sysconf(_SC_PAGE_SIZE));
+  if (bytes != 0 && bytes < 4096)
+    return std::unexpected(out_of_range("pinned_budget_bytes", "0 or at least 4096", bytes));
+  if (bytes <= machine) return {};
+  return std::unexpected(make_error(
+      ErrorKind::invalid_argument,
+      fmt::format(
+          "pinned_budget_bytes: {} is more than the memory of this machine ({}); pass a part of it, such as "
+          "{}, the default",
+          format_size(bytes), format_bytes(machine), format_bytes(os::usable_memory_bytes() / 4))));
 }
 
 }  // namespace
@@ -88,6 +104,7 @@ Result<EngineConfig> io::resolve(const EngineOptions& options) {
   if (config.block_bytes < 4096 || config.block_bytes > kGiB || config.block_bytes % 4096 != 0)
     return std::unexpected(
         out_of_range("block_bytes", "a multiple of 4096 from 4 KiB to 1 GiB", config.block_bytes));
+  if (auto sound = check_budget(config.pinned_budget_bytes); !sound) return std::unexpected(sound.error());
   config.slot_bytes = slot_bytes(config.block_bytes);
   return config;
 }

@@ -169,6 +169,8 @@ TEST(EngineOptions, OutOfRangeIsRejectedWithTheOptionsName) {
   expect({.lanes = 0}, "lanes");
   expect({.lanes = 65}, "lanes");
   expect({.queue_depth = 0}, "queue_depth");
+  expect({.pinned_budget_bytes = 100}, "pinned_budget_bytes");
+  expect({.pinned_budget_bytes = std::uint64_t{1} << 60}, "pinned_budget_bytes");
   expect({.block_bytes = 1000}, "block_bytes");
   expect({.block_bytes = 0}, "block_bytes");
   EXPECT_EQ(parse_backend("aio").error().kind, ErrorKind::invalid_argument);

@@ -74,8 +74,8 @@ TuningExplanation explain_tuning(const EngineConfig& config, bool block_was_pass
                                  const os::DirectLimits& limits, const tuning::Tuning* tuning,
                                  std::string_view problem) {
   if (tuning == nullptr) {
-    return {.why = problem.empty() ? "not tuned; `trunkline tune PATH` measures which settings are fastest"
-                                   : fmt::format("no tuning is in effect: {}", problem)};
+    return {.why = problem.empty() ? "no saved settings; `trunkline tune PATH` measures which are fastest"
+                                   : fmt::format("no saved settings are in effect: {}", problem)};
   }
   const tuning::Settings& settings = tuning->settings;
   TuningExplanation explanation{.time = tuning->time, .settings = to_string(settings)};
@@ -94,16 +94,17 @@ TuningExplanation explain_tuning(const EngineConfig& config, bool block_was_pass
   explanation.why = "measured as fastest";
   if (!created_alike) {
     explanation.why += fmt::format(
-        "; not followed by this engine: it was created with {}, lanes: {}, queue depth {}; backend, lanes "
-        "and queue depth follow the tuning of the paths that are passed to Engine, unless passed themselves",
+        "; not used by this engine, which was created with {}, lanes={}, queue_depth={}: for backend, lanes "
+        "and "
+        "queue depth, pass the path to Engine, and leave these arguments out",
         trunkline::to_string(config.backend), config.lanes, config.queue_depth);
   }
   if (is_outdone) {
-    explanation.why += fmt::format("; block_bytes={} was passed, and wins", config.block_bytes);
+    explanation.why += fmt::format("; block_bytes={} was passed, and is used instead", config.block_bytes);
   } else if (!fits) {
     explanation.why += fmt::format(
-        "; blocks of {} are not used: buffers of this engine, for blocks of {}, or direct I/O on the file do "
-        "not support them",
+        "; blocks of {} are not used: the buffers of this engine are for blocks of {}, or direct I/O on the "
+        "file does not allow them",
         tuning::block_text(block), tuning::block_text(config.block_bytes));
   }
   return explanation;

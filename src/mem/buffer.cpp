@@ -45,12 +45,12 @@ Result<Buffer> Buffer::allocate_pageable(std::uint64_t bytes, std::shared_ptr<Pi
   }
   const std::uint64_t mapped_bytes = round_up(bytes, kPageBytes);
   if (budget && !budget->take(mapped_bytes)) {
-    return std::unexpected(
-        make_error(ErrorKind::out_of_budget,
-                   fmt::format("cannot allocate {} of pinned memory: the budget of {} has {} in "
-                               "use; free buffers or raise pinned_budget_bytes",
-                               format_bytes(mapped_bytes), format_bytes(budget->limit_bytes()),
-                               format_bytes(budget->used_bytes()))));
+    return std::unexpected(make_error(
+        ErrorKind::out_of_budget,
+        fmt::format("cannot allocate {} of pinned memory: {} of the engine's budget of {} are in use; free "
+                    "buffers, or create the Engine with a larger pinned_budget_bytes",
+                    format_size(mapped_bytes), format_size(budget->used_bytes()),
+                    format_size(budget->limit_bytes()))));
   }
   std::byte* data = map_aligned(mapped_bytes, alignment_for(mapped_bytes));
   if (data == nullptr) {

@@ -15,6 +15,8 @@
 #include <optional>
 #include <string_view>
 
+#include "base/creation_error.h"
+#include "os/durable.h"
 #include "os/environment.h"
 #include "os/local_filesystem.h"
 #include "os/page_cache.h"
@@ -248,8 +250,12 @@ Result<FilePair> open_pair(const std::string& path, int flags, const ChoosePolic
   const int taken = (flags & ~O_TRUNC) | O_CLOEXEC | O_NONBLOCK;
   do fd = lookup == Lookup::cached ? open_cached(path, taken) : ::open(path.c_str(), taken, permissions);
   while (fd < 0 && errno == EINTR);
-  if (fd < 0)
-    return std::unexpected(system_error(errno, "open " + (path.empty() ? "an empty path" : path), path));
+  if (fd < 0) {
+    const std::string action = "open " + (path.empty() ? "an empty path" : path);
+    const bool creates = (flags & O_CREAT) != 0 && !path.empty();
+    return std::unexpected(creates ? creation_error(errno, action, path, directory_of(path))
+                                   : system_error(errno, action, path));
+  }
   ::fcntl(fd, F_SETFL, 0);  // clears O_NONBLOCK: io_uring would return EAGAIN instead of waiting
   auto pair = make_pair_of(UniqueFd(fd), path, flags, choose(fd));
   if (!pair) {

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "base/creation_error.h"
 #include "base/trace.h"
 #include "os/fork_generation.h"
 #include "os/same_file.h"
@@ -72,7 +73,8 @@ Status ReplacementFile::create_temporary() {
       return {};
     }
     if (errno == EEXIST || errno == EINTR) continue;
-    return std::unexpected(system_error(errno, "create a temporary file in " + directory, directory));
+    return std::unexpected(
+        creation_error(errno, "create a temporary file in " + directory, directory, directory));
   }
 }
 

@@ -16,6 +16,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/creation_error.h"
 #include "base/trace.h"
 #include "base/trace_json.h"
 #include "os/fork_generation.h"
@@ -53,8 +54,9 @@ Result<os::UniqueFd> create(const std::string& temporary, const os::ReplacedFile
   const std::string& path = file.path();
   os::UniqueFd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, file.create_mode()));
   if (!fd.valid())
-    return std::unexpected(system_error(
-        errno, fmt::format("trace to {}: cannot create a file in {}", path, directory_of(path)), path));
+    return std::unexpected(creation_error(
+        errno, fmt::format("trace to {}: cannot create a file in {}", path, directory_of(path)), path,
+        directory_of(path)));
   return fd;
 }
 
@@ -91,7 +93,7 @@ Result<os::ReplacedFile> find_file(const std::string& path) {
     return std::unexpected(make_error(
         ErrorKind::unsupported,
         fmt::format(
-            "tracing to {}: the output of this process goes there, and a trace would replace it; choose "
+            "cannot trace to {}: the output of this process goes there, and a trace would replace it; choose "
             "another file",
             path),
         path));

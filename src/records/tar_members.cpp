@@ -206,8 +206,10 @@ Error TarMembers::bad_header(std::string_view block) const {
     return error_at(ErrorKind::unsupported,
                     "the archive is compressed by gzip, which random access does not allow; decompress it");
   }
-  return error_at(ErrorKind::format,
-                  "not a tar archive, or damaged: the first header contradicts its checksum");
+  return error_at(
+      ErrorKind::format,
+      "not a tar archive, or a damaged one, which must be copied or written again: the first header "
+      "contradicts its checksum");
 }
 
 Result<std::optional<TarMember>> TarMembers::next() {

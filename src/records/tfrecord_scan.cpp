@@ -44,8 +44,8 @@ Result<std::uint64_t> record_bytes(std::span<const std::byte> head, std::uint64_
                                       "decompress it"));
     }
     return std::unexpected(error_at(ErrorKind::format, path, offset,
-                                    "not a TFRecord file, or damaged: the length of the first record "
-                                    "contradicts its checksum"));
+                                    "not a TFRecord file, or a damaged one, which must be copied or written "
+                                    "again: the length of the first record contradicts its checksum"));
   }
   if (length > left - kTfrecordHeadBytes - kTfrecordTailBytes) {
     return std::unexpected(error_at(

@@ -53,12 +53,12 @@ Result<StreamPlacement> place_units(std::span<const std::uint64_t> unit_bytes, s
 
   const std::uint64_t largest = std::ranges::max(bytes);
   if (memory_bytes / kMinSlots < largest) {
-    return std::unexpected(make_error(
-        ErrorKind::out_of_budget,
-        fmt::format(
-            "memory_bytes: {} cannot hold two slots of {}, the largest unit; the least is {} bytes ({})",
-            format_bytes(memory_bytes), format_bytes(largest), kMinSlots * largest,
-            format_bytes(kMinSlots * largest))));
+    return std::unexpected(make_error(ErrorKind::out_of_budget,
+                                      fmt::format("memory_bytes: {} is too small for two slots of {}, the "
+                                                  "size of the largest unit; pass at least {} "
+                                                  "bytes ({})",
+                                                  format_size(memory_bytes), format_bytes(largest),
+                                                  kMinSlots * largest, format_bytes(kMinSlots * largest))));
   }
   placement.slots = std::clamp<std::size_t>(slots, kMinSlots, memory_bytes / largest);
   std::uint64_t room = memory_bytes - placement.slots * largest;

@@ -29,7 +29,7 @@ TEST(Placement, TheMinimumIsTwoSlots) {
   const auto refused = place_units(units, 20 * kMiB - 1);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().kind, ErrorKind::out_of_budget);
-  EXPECT_NE(refused.error().message.find("the least is 20971520 bytes"), std::string::npos)
+  EXPECT_NE(refused.error().message.find("pass at least 20971520 bytes"), std::string::npos)
       << refused.error().message;
   const auto placed = place_units(units, 20 * kMiB, 3);
   ASSERT_TRUE(placed);

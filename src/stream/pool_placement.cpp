@@ -37,8 +37,8 @@ Result<CachePlacement> place_pools(std::span<const std::uint64_t> unit_bytes,
   if (memory_bytes < least) {
     return std::unexpected(make_error(
         ErrorKind::out_of_budget,
-        fmt::format("memory_bytes: {} cannot hold two units of each pool; the least is {} bytes ({})",
-                    format_bytes(memory_bytes), least, format_bytes(least))));
+        fmt::format("memory_bytes: {} is too small for two units of each pool; pass at least {} bytes ({})",
+                    format_size(memory_bytes), least, format_bytes(least))));
   }
   placement.memory_bytes = least;
   // First nearly the share that all pools can have, then slot by slot where it is lowest.

@@ -33,7 +33,7 @@ TEST(PlacePools, TheLeastIsNamed) {
   const auto missing = place_pools(bytes, pools, 5 * kPage - 1);
   ASSERT_FALSE(missing);
   EXPECT_EQ(missing.error().kind, ErrorKind::out_of_budget);
-  EXPECT_NE(missing.error().message.find("the least is 20480 bytes"), std::string::npos)
+  EXPECT_NE(missing.error().message.find("pass at least 20480 bytes"), std::string::npos)
       << missing.error().message;
   const auto least = place_pools(bytes, pools, 5 * kPage);
   ASSERT_TRUE(least);

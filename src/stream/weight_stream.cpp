@@ -16,15 +16,16 @@ namespace {
 
 Status check_device_memory(const StreamCore& core, const MemoryView& memory) {
   if (memory.device->host_accessible()) {
-    return std::unexpected(make_error(ErrorKind::invalid_argument,
-                                      fmt::format("device_memory: is on {}", memory.device->name())));
+    return std::unexpected(
+        make_error(ErrorKind::invalid_argument,
+                   fmt::format("device_memory: must be memory of a GPU, not of {}", memory.device->name())));
   }
   const std::uint64_t least = 2 * device_slot_bytes(core.units());
   if (memory.bytes >= least) return {};
-  return std::unexpected(make_error(
-      ErrorKind::out_of_budget,
-      fmt::format("device_memory: {} bytes cannot hold two slots for the largest unit; the least is {} bytes",
-                  memory.bytes, least)));
+  return std::unexpected(
+      make_error(ErrorKind::out_of_budget, fmt::format("device_memory: {} bytes are too few for two slots of "
+                                                       "the largest unit; pass at least {} bytes ({})",
+                                                       memory.bytes, least, format_bytes(least))));
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/creation_error.h"
 #include "base/log.h"
 #include "base/trace.h"
 #include "io/file/file_core.h"
@@ -90,9 +91,9 @@ Result<File> FileSet::create_file(const FileLayout& layout) {
     if (options_.replace && file.error().code == EEXIST) continue;
     Error error = file.error();
     if (options_.replace && error.code != 0) {
-      error = system_error(error.code,
-                           fmt::format("save {}: cannot create a file in {}", layout.path, output.directory),
-                           layout.path);
+      error = creation_error(
+          error.code, fmt::format("save {}: cannot create a file in {}", layout.path, output.directory),
+          layout.path, output.directory);
     }
     return std::unexpected(std::move(error));
   }
@@ -106,9 +107,9 @@ Status FileSet::claim(OutputFile& output, const File& file) const {
   const int fd = file.core()->members.front().pair.buffered.get();
   output.claimed.reset(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
   if (!output.claimed.valid()) {
-    return std::unexpected(
-        system_error(errno, fmt::format("save {}: cannot create a file in {}", output.path, output.directory),
-                     output.path));
+    return std::unexpected(creation_error(
+        errno, fmt::format("save {}: cannot create a file in {}", output.path, output.directory), output.path,
+        output.directory));
   }
   if (options_.replace) output.claim = std::make_unique<os::WriterClaim>(output.claimed.get());
   return {};

@@ -165,7 +165,11 @@ OrderedJson tuning_json(const Tuning& tuning) {
 std::unexpected<Error> refuse(const std::string& path, std::string_view why) {
   return std::unexpected(make_error(
       ErrorKind::format,
-      fmt::format("{} is not a tuning file: {}; remove it with: trunkline tune --forget", path, why), path));
+      fmt::format(
+          "{} does not hold settings that trunkline tune saved: {}; run trunkline tune --forget, which "
+          "renames it, or set TRUNKLINE_TUNING to another path",
+          path, why),
+      path));
 }
 
 }  // namespace
@@ -191,13 +195,12 @@ Result<std::vector<Tuning>> parse_tunings(std::string_view text, const std::stri
   if (version == json->end() || !version->is_number_unsigned() || *version == 0U)
     return refuse(path, "\"version\" is not a positive integer");
   if (version->get<std::uint64_t>() > kVersion) {
-    return std::unexpected(make_error(
-        ErrorKind::unsupported,
-        fmt::format(
-            "{} is a tuning file of version {}, but this build reads version {}; upgrade trunkline, or "
-            "remove the file with: trunkline tune --forget",
-            path, version->get<std::uint64_t>(), kVersion),
-        path));
+    return std::unexpected(make_error(ErrorKind::unsupported,
+                                      fmt::format("{} holds saved settings of format version {}, but this "
+                                                  "build reads version {}; upgrade trunkline, or "
+                                                  "remove the file with: trunkline tune --forget",
+                                                  path, version->get<std::uint64_t>(), kVersion),
+                                      path));
   }
   constexpr std::array<std::string_view, 3> kKeys{"format", "version", "tunings"};
   if (auto why = check_keys(*json, kKeys, kKeys.size())) return refuse(path, "it " + *why);

@@ -68,7 +68,8 @@ TEST(TuningFile, RejectsWhatItWouldNotWrite) {
     const auto parsed = parse_tunings(text, "t.json");
     ASSERT_FALSE(parsed) << text;
     EXPECT_EQ(parsed.error().kind, ErrorKind::format) << text;
-    EXPECT_NE(parsed.error().message.find("t.json is not a tuning file: "), std::string::npos);
+    EXPECT_NE(parsed.error().message.find("t.json does not hold settings that trunkline tune saved: "),
+              std::string::npos);
   }
 }
 

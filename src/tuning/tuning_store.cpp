@@ -54,8 +54,8 @@ class StoreLock {
         return std::unexpected(
             Error{.kind = ErrorKind::system,
                   .code = EBUSY,
-                  .message = fmt::format("cannot lock {}: another process is changing the tunings (EBUSY); "
-                                         "try again when it has ended",
+                  .message = fmt::format("cannot lock {}: another process is changing the saved settings "
+                                         "(EBUSY); try again when it has ended",
                                          path),
                   .path = path});
       }
@@ -84,7 +84,7 @@ Status make_directory(const std::string& file) {
   std::filesystem::create_directories(directory, code);
   if (!code) return {};
   return std::unexpected(
-      system_error(code.value(), fmt::format("create {} for the tuning file", directory), directory));
+      system_error(code.value(), fmt::format("create {} for saved settings", directory), directory));
 }
 
 // TRUNKLINE_TUNING may name anything, such as /dev/null.
@@ -93,8 +93,10 @@ Status check_is_file(const std::string& file) {
   if (::lstat(file.c_str(), &status) != 0 || S_ISREG(status.st_mode) || S_ISLNK(status.st_mode)) return {};
   return std::unexpected(make_error(
       ErrorKind::invalid_argument,
-      fmt::format("{} is not a file, so no tunings can be kept there; TRUNKLINE_TUNING=off ignores them",
-                  file),
+      fmt::format(
+          "{} is not a regular file, so settings cannot be saved there; set TRUNKLINE_TUNING to another "
+          "path, or to off to use none",
+          file),
       file));
 }
 
@@ -106,11 +108,23 @@ Result<std::string> set_aside(const std::string& file) {
     if (os::may_lack_rename_flags(errno) && ::link(file.c_str(), aside.c_str()) == 0 &&
         ::unlink(file.c_str()) == 0)
       return aside;
-    if (errno != EEXIST) return std::unexpected(system_error(errno, "set aside " + file, file));
+    if (errno != EEXIST) return std::unexpected(system_error(errno, "rename " + file, file));
   }
 }
 
 bool is_damaged(const Error& error) { return error.kind == ErrorKind::format; }
+
+// A file that cannot be read as saved settings is renamed, unless TRUNKLINE_TUNING names it: it may be a file
+// of another program, named by mistake.
+Status check_may_rename(const std::string& file) {
+  if (variable(kVariable) != file) return {};
+  return std::unexpected(make_error(
+      ErrorKind::invalid_argument,
+      fmt::format("TRUNKLINE_TUNING names {}, which does not hold settings that trunkline tune saved; "
+                  "set it to another path, or remove the file",
+                  file),
+      file));
+}
 
 bool is_same_subject(const Tuning& a, const Tuning& b) {
   return a.machine == b.machine && a.storages == b.storages;
@@ -145,7 +159,8 @@ Status check_storable(const std::string& file) {
   if (auto made = make_directory(file); !made) return made;
   if (auto lock = StoreLock::acquire(file); !lock) return std::unexpected(lock.error());
   const auto loaded = load(file);
-  if (loaded || is_damaged(loaded.error())) return {};
+  if (loaded) return {};
+  if (is_damaged(loaded.error())) return check_may_rename(file);
   return std::unexpected(loaded.error());
 }
 
@@ -157,9 +172,10 @@ Status store(const std::string& file, const Tuning& tuning) {
   auto loaded = load(file);
   if (!loaded && !is_damaged(loaded.error())) return std::unexpected(loaded.error());
   if (!loaded) {
+    if (auto may = check_may_rename(file); !may) return may;
     const auto aside = set_aside(file);
     if (!aside) return std::unexpected(aside.error());
-    log::warn(log::Component::engine, "{}; it is set aside as {}", loaded.error().message, *aside);
+    log::warn(log::Component::engine, "{}; it was renamed to {}", loaded.error().message, *aside);
     loaded = std::vector<Tuning>{};
   }
   std::erase_if(*loaded, [&](const Tuning& each) { return is_same_subject(each, tuning); });
@@ -202,10 +218,11 @@ Result<bool> forget_all(const std::string& file) {
   const auto lock = StoreLock::acquire(file);
   if (!lock) return std::unexpected(lock.error());
   if (!load(file)) {
+    if (auto may = check_may_rename(file); !may) return std::unexpected(may.error());
     const auto aside = set_aside(file);
     if (!aside) return std::unexpected(aside.error());
-    log::warn(log::Component::engine, "{} held no tunings that can be read; it is set aside as {}", file,
-              *aside);
+    log::warn(log::Component::engine, "{} did not hold saved settings that can be read; it was renamed to {}",
+              file, *aside);
     return true;
   }
   if (::unlink(file.c_str()) == 0) return true;

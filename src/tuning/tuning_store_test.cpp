@@ -57,6 +57,21 @@ Tuning tuning_of(const std::string& path) {
   return tuning;
 }
 
+TEST(TuningStore, LeavesAForeignFileThatTheEnvironmentNames) {
+  const TempDirectory directory;
+  const std::string file = directory.path() + "/config.json";
+  write(file, "{\"of\": \"another program\"}");
+  const Variable named("TRUNKLINE_TUNING", file.c_str());
+  for (const auto& status : {check_storable(file), store(file, tuning_of(directory.path()))}) {
+    ASSERT_FALSE(status);
+    EXPECT_EQ(status.error().kind, ErrorKind::invalid_argument);
+    EXPECT_NE(status.error().message.find("TRUNKLINE_TUNING names " + file), std::string::npos);
+  }
+  EXPECT_FALSE(forget_all(file));
+  EXPECT_TRUE(std::filesystem::exists(file));
+  EXPECT_FALSE(std::filesystem::exists(file + ".damaged"));
+}
+
 TEST(TuningStore, IsWhereTheEnvironmentSays) {
   const Variable home("HOME", "/home/u");
   {

@@ -37,7 +37,7 @@ std::shared_ptr<const TuningTable> TuningTable::load() {
   if (!file) return none("");
   auto loaded = tuning::load(*file);
   if (!loaded) {
-    log::warn(log::Component::engine, "tunings are ignored: {}", loaded.error().message);
+    log::warn(log::Component::engine, "saved settings are ignored: {}", loaded.error().message);
     return none(loaded.error().message);
   }
   if (loaded->empty()) return none("");
@@ -45,8 +45,9 @@ std::shared_ptr<const TuningTable> TuningTable::load() {
   const std::size_t foreign =
       std::erase_if(*loaded, [&](const Tuning& each) { return each.machine != machine; });
   std::string problem;
-  if (loaded->empty()) problem = fmt::format("{} holds tunings of other machines only", *file);
-  if (foreign > 0) log::debug(log::Component::engine, "{}: tunings of other machines: {}", *file, foreign);
+  if (loaded->empty()) problem = fmt::format("{} holds saved settings of other machines only", *file);
+  if (foreign > 0)
+    log::debug(log::Component::engine, "{}: saved settings of other machines: {}", *file, foreign);
   return std::make_shared<const TuningTable>(std::move(*loaded), std::move(problem));
 }
 
@@ -60,7 +61,7 @@ const Storage* TuningTable::storage_of(dev_t device, const std::string& path) co
   if (auto storage = tuning::storage_of(path))
     found = std::move(*storage);
   else
-    log::info(log::Component::engine, "tunings are ignored for {}: {}", path, storage.error().message);
+    log::info(log::Component::engine, "saved settings are ignored for {}: {}", path, storage.error().message);
   const std::scoped_lock lock(mutex_);
   return shown(storages_.try_emplace(device, std::move(found)).first->second);  // nothing is ever removed
 }

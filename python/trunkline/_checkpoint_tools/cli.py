@@ -34,14 +34,16 @@ def make_dcp_parser() -> Parser:
         command.set_defaults(run=act)
     for name in ("show", "verify"):
         _add_step(commands.choices[name])
-    commands.choices["verify"].add_argument("--all", action="store_true", help="verify all steps")
-    commands.choices["gc"].add_argument("--dry-run", action="store_true", help="only report what would go")
+    commands.choices["verify"].add_argument("--all", action="store_true", help="verify every step")
+    commands.choices["gc"].add_argument(
+        "--dry-run", action="store_true", help="report what would be removed, and remove nothing"
+    )
     commands.choices["gc"].add_argument("--orphaned", action="store_true", help="no effect: links show them")
     return parser
 
 
 def _add_step(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--step", type=int, metavar="N", help="number of the step [the latest]")
+    command.add_argument("--step", type=int, metavar="N", help="number of a step [the latest]")
 
 
 def _add_export(commands: Any) -> None:
@@ -68,7 +70,13 @@ def _add_export(commands: Any) -> None:
         metavar="FOLDER",
         help="a Hugging Face folder whose configuration and tokenizer are copied into the folder OUT",
     )
-    export.add_argument("--force", action="store_true", help="replace OUT if it is a file that exists")
+    export.add_argument(
+        "--overwrite",
+        "--force",
+        dest="force",
+        action="store_true",
+        help="replace OUT if it is a file that exists",
+    )
     export.set_defaults(run=_export)
 
 
@@ -208,7 +216,7 @@ def _dcp_ls(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
             f"{step:<10}{each['commit']:>8}  {each['time']:<20}{each['world_size']:>7}{each['shards']:>8}"
             f"{each['tensors']:>9}{each['bytes'] / 1e6:>9.2f} MB  {', '.join(marks)}".rstrip()
         )
-    text = "\n".join(lines) if document["checkpoints"] else "no checkpoints"
+    text = "\n".join(lines) if document["checkpoints"] else f"{options.directory} has no checkpoints"
     return _dcp_document(options, document), text
 
 
@@ -235,7 +243,7 @@ def _dcp_verify(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from trunkline._checkpoint_tools import dcp_directory
 
     if options.all and options.step is not None:
-        raise ValueError("--all excludes --step")
+        raise ValueError("--step and --all cannot be combined")
     found = dcp_directory.find(options.directory, options.step, every=options.all)
     results = [dcp_directory.verify(each) for each in found]
     lines = []
@@ -244,10 +252,12 @@ def _dcp_verify(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         problems = [m["message"] for m in each.get("mismatches", ())]
         problems += [each["error"]["message"]] if "error" in each else []
         size = f", {each['bytes'] / 1e6:.4g} MB" if "bytes" in each else ""
-        state = "whole" if each["ok"] else f"damaged, {_counted(len(problems), 'finding')}"
+        state = "verified" if each["ok"] else f"damaged, {_counted(len(problems), 'problem')}"
         lines += [f"{what}: {state}{size}", *(f"  {problem}" for problem in problems)]
     ok = bool(results) and all(each["ok"] for each in results)
-    return _dcp_document(options, {"ok": ok, "checkpoints": results}), "\n".join(lines or ["no checkpoints"])
+    return _dcp_document(options, {"ok": ok, "checkpoints": results}), "\n".join(
+        lines or [f"{options.directory} has no checkpoints"]
+    )
 
 
 def _dcp_gc(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
@@ -255,10 +265,12 @@ def _dcp_gc(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
     document = dcp_directory.collect(options.directory, dry_run=options.dry_run)
     if document["busy"]:
-        return _dcp_document(options, document), f"{options.directory} is being saved into; try again later"
+        return _dcp_document(
+            options, document
+        ), f"a save into {options.directory} is in progress; try again when it has ended"
     would = "would remove" if options.dry_run else "removed"
     lines = [f"{would} {each['path']}" for each in document["removed"]]
-    lines += [f"left alone: {each['message']}" for each in document["problems"]]
+    lines += [f"left in place: {each['message']}" for each in document["problems"]]
     return _dcp_document(options, document), "\n".join(lines or ["nothing to remove"])
 
 
@@ -286,7 +298,7 @@ def _diff(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     if found.is_same:
         lines = [f"the same: {_counted(found.compared, 'tensor')}"]
     else:
-        lines.append(f"{len(found.tensors)} of {_counted(found.compared, 'tensor')} differ")
+        lines.append(f"{len(found.tensors)} of {found.compared} tensors differ")
     return {"command": "checkpoint diff", "schema": 1, **found.document()}, "\n".join(lines)
 
 
@@ -314,5 +326,10 @@ def main(arguments: Sequence[str]) -> int:
         arguments,
         interrupted=lambda options: "" if options.command == "rm" else "; nothing was changed",
         status_of=_status_of,
+        option_names={
+            "step": "STEP" if arguments[0] in ("rm", "import") else "--step",
+            "out": "OUT",
+            "key": "--key",
+        },
         usage_errors=(FileNotFoundError, NotADirectoryError),
     )

@@ -7,7 +7,7 @@ from typing import Any
 from trunkline._arguments import bool_argument, check_engine, step_argument
 from trunkline._checkpoint_tools.source import find_source
 from trunkline._core import Engine
-from trunkline._errors import Unsupported
+from trunkline._errors import Error, Unsupported, reword
 from trunkline._formats.dcp_names import is_dcp_directory
 from trunkline._paths import path_name
 from trunkline._trace import span
@@ -61,10 +61,25 @@ def import_checkpoint(
     with span("checkpoint", "import", name):
         checkpoints = Checkpointer(target, keep=None, process_group=False, engine=engine)
         state = _read(name, allow_pickle, engine)
-        checkpoints.save(number, state if key is None else {key: state}, block=True)
+        _save(checkpoints, target, number, state if key is None else {key: state})
     manifest = checkpoints._context.store.read_manifest(number)
     nbytes = sum(shard["bytes"] for shard in manifest["shards"])
     return Imported(target, number, name, nbytes)
+
+
+def _save(checkpoints: Checkpointer, target: str, step: int, state: Any) -> None:
+    try:
+        checkpoints.save(step, state, block=True)
+    except FileExistsError as error:
+        steps = checkpoints.steps()
+        if not isinstance(error, Error) or not steps or step > steps[-1]:
+            raise
+        reword(
+            error,
+            f"cannot import step {step} into {target}: it has steps up to {steps[-1]}; pass a higher "
+            "number, or another directory",
+        )
+        raise
 
 
 def _read(path: str, allow_pickle: bool, engine: Engine | None) -> Any:

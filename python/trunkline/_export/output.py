@@ -75,7 +75,7 @@ def exists_error(path: str) -> Exception:
         "system",
         errno.EEXIST,
         f"cannot write {path}: it exists already; choose another name, or replace it with force=True "
-        "(--force)",
+        "(--overwrite)",
         path,
     )
 

@@ -1,5 +1,7 @@
 """How much memory weights may use by default."""
 
+import os
+
 import torch
 
 from trunkline._core import free_memory_bytes, parse_size
@@ -19,3 +21,8 @@ def budget_argument(memory_budget: int | str | None, device: torch.device) -> in
 def default_budget() -> int:
     """Return half of the memory that is available, in bytes: of the machine, or of its control groups."""
     return int(free_memory_bytes() * _SHARE)
+
+
+def machine_memory() -> int:
+    """Return how much memory the machine has, in bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

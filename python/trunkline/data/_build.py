@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy
 
 from trunkline._core import Volume
+from trunkline._errors import Corrupt, reword
 from trunkline._errors import FileNotFoundError as NoFiles
 from trunkline._logging import Log
 from trunkline.data import _npz
@@ -90,7 +91,15 @@ def index(
     given_cache = None if options.cache == "auto" else options.cache
     name, listing = _chosen(settled(paths, given_cache), options)
     check_columns(options.columns, name)
-    return _build(name, listing, options)
+    try:
+        return _build(name, listing, options)
+    except Corrupt as error:
+        reword(
+            error,
+            f'{error}; copy, download or write the file again, or pass on_error="skip" to leave out what is '
+            "damaged",
+        )
+        raise
 
 
 def _chosen(listing: Listing, options: Options) -> tuple[str, Listing]:

@@ -201,7 +201,7 @@ def _stat(path: bytes) -> os.stat_result:
     try:
         return os.stat(path)  # noqa: PTH116 - bytes
     except OSError as error:
-        raise _failed("cannot stat", path, error) from None
+        raise _failed("cannot index", path, error) from None
 
 
 def _failed(what: str, path: bytes, error: OSError) -> Exception:

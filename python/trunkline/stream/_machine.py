@@ -1,5 +1,6 @@
 """Measures this machine, in about a second: computing with weights, copying to a GPU, reading storage."""
 
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from statistics import median
 import torch
 
 from trunkline import _core
-from trunkline._errors import exception_of
+from trunkline._errors import errno_reason, exception_of
 
 _SECONDS = 0.3  # for each measurement
 _EDGE = 2048  # of the matrices, in elements
@@ -116,6 +117,16 @@ def measure_reading(directories: "list[Path]") -> float:
 
 
 def _largest(directory: Path) -> Path:
+    if not directory.is_dir():
+        code = errno.ENOTDIR if directory.exists() else errno.ENOENT
+        raise exception_of(
+            "system",
+            code,
+            f"cannot measure the bandwidth of {os.fspath(directory)}: {errno_reason(code)}; name existing "
+            'directories (volumes), or give the bandwidth, for example --bandwidth 6.8GB (bandwidth="6.8GB" '
+            "in Python)",
+            os.fspath(directory),
+        )
     files = [path for path in directory.iterdir() if path.is_file()]
     found = max(files, key=lambda path: path.stat().st_size, default=None)
     if found is None or found.stat().st_size < _REQUEST_BYTES:

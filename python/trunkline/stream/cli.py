@@ -10,8 +10,8 @@ from trunkline._errors import Unsupported
 
 _OPTIONS = {
     "model_dir": "MODEL",
-    "batch_size": "--batch",
-    "memory_budget": "--memory",
+    "batch_size": "--batch-size",
+    "memory_budget": "--memory-budget",
     "device": "--device",
     "dtype": "--dtype",
     "host_memory": "--host-memory",
@@ -27,14 +27,19 @@ def main(arguments: Sequence[str]) -> int:
     """Run `pack ...` or `plan ...`; return the exit status."""
     command = arguments[0]
     left = "; the incomplete pack was removed" if command == "pack" else ""
-    return run_command(command, _parser(), arguments, lambda _: left, option_names=_OPTIONS)
+    names = _OPTIONS if command == "plan" else {**_OPTIONS, "volumes": "OUT"}
+    return run_command(command, make_parser(), arguments, lambda _: left, option_names=names)
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
     parser = Parser(prog="trunkline")
     commands = parser.add_subparsers(dest="command", required=True)
     for each in (_add_pack(commands), _add_plan(commands)):
-        each.add_argument("--dtype", help="bfloat16, float16 or float32 (as in the config)")
+        each.add_argument(
+            "--dtype",
+            metavar="bfloat16|float16|float32|float64",
+            help="the dtype of the weights in memory (as in the config)",
+        )
         each.add_argument(
             "--revision",
             metavar="REV",
@@ -88,11 +93,16 @@ def _add_plan(commands: Any) -> Parser:
         metavar="MODEL",
         help="a folder with a config.json, or the name of a model in the Hugging Face cache",
     )
-    plan.add_argument("--batch", type=int, default=1, metavar="N", help="rows generated at once (1)")
     plan.add_argument(
-        "--memory", metavar="SIZE", help='for weights, such as "8GB" (half of what is available)'
+        "--batch-size", "--batch", type=int, default=1, metavar="N", help="rows generated at once (1)"
     )
-    plan.add_argument("--device", default="cpu", help='the device that computes: "cpu" or "cuda" (cpu)')
+    plan.add_argument(
+        "--memory-budget",
+        "--memory",
+        metavar="SIZE",
+        help='memory for weights, such as "8GB" (half of what is available)',
+    )
+    plan.add_argument("--device", default="cpu", metavar="cpu|cuda", help="the device that computes (cpu)")
     plan.add_argument(
         "--host-memory",
         metavar="SIZE",
@@ -186,8 +196,8 @@ def _plan(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     document = plan(
         options.model,
         device=options.device,
-        batch_size=options.batch,
-        memory_budget=options.memory,
+        batch_size=options.batch_size,
+        memory_budget=options.memory_budget,
         host_memory=options.host_memory,
         bus_bandwidth=options.bus_bandwidth,
         bandwidth=options.bandwidth,

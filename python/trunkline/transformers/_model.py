@@ -24,6 +24,7 @@ from trunkline._streaming import stored as stored_tensors
 from trunkline._streaming.bound_unit import UnitMemory, advised
 from trunkline._streaming.location import PackLocation
 from trunkline._streaming.manifest import SourceFile
+from trunkline._streaming.memory import machine_memory
 from trunkline._streaming.offloaded import OffloadedWeight, StateGuard
 from trunkline._streaming.stored import FileTensor
 from trunkline._streaming.streaming import Streaming, streaming_of
@@ -114,6 +115,11 @@ def from_pretrained(
     unit = None if unit_bytes is None else parse_size(unit_bytes, "unit_bytes")
     if unit == 0:
         raise ValueError("unit_bytes: must be at least 1")
+    if unit is not None and unit > machine_memory():
+        raise ValueError(
+            f"unit_bytes: must not exceed the memory of this machine ({machine_memory() / 1e9:.1f} GB), not "
+            f"{unit_bytes!r}"
+        )
     with span("stream", "from_pretrained", str(found.path)):
         with span("stream", "read config and headers", str(found.path)):
             checkpoint = read_checkpoint(found, dtype, unit, making)

@@ -116,6 +116,13 @@ def _directory_argument(folder: FilePath, argument: str, path: Path) -> FilePath
     if not name:
         raise ValueError(f'{argument}: must not be empty; "." is the current directory')
     directory = FilePath(absolute_path(name, argument))
+    if directory.exists() and not directory.is_dir():
+        raise exception_of(
+            "system",
+            errno.ENOTDIR,
+            f"{argument}: {name} is a file, and a pack is a directory; name a new or an existing directory",
+            name,
+        )
     if directory.exists() and folder.exists() and directory.samefile(folder):
         raise ValueError(
             f"{argument}: {name} is the model's own folder, where a pack would be mistaken for a file of the "

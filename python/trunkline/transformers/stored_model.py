@@ -239,14 +239,15 @@ def dtype_argument(dtype: torch.dtype | str | None) -> torch.dtype | None:
     """Return a dtype, or None for that of the config. Raises ValueError for anything else."""
     if dtype is None or dtype == "auto":
         return None
+    names = ", ".join(str(each).removeprefix("torch.") for each in _MODEL_DTYPES)
+    given = dtype
     if isinstance(dtype, str):
         named = getattr(torch, dtype.removeprefix("torch."), None)
         if not isinstance(named, torch.dtype):
-            raise ValueError(f'dtype: must be a torch.dtype or its name, such as "bfloat16", not {dtype!r}')
+            raise ValueError(f"dtype: must be one of {names}, not {given!r}; weights are not quantized")
         dtype = named
     if dtype not in _MODEL_DTYPES:
-        names = ", ".join(str(each).removeprefix("torch.") for each in _MODEL_DTYPES)
-        raise ValueError(f"dtype: must be one of {names}, not {dtype!r}")
+        raise ValueError(f"dtype: must be one of {names}, not {given!r}; weights are not quantized")
     return dtype
 
 

@@ -1,5 +1,6 @@
 """Workloads that come with the package."""
 
+import difflib
 from pathlib import Path
 
 from trunkline._paths import path_name
@@ -69,6 +70,8 @@ def load(name_or_file: str, overrides: "tuple[str, ...] | list[str]" = ()) -> Wo
         text = (_FOLDER / f"{name_or_file}.yaml").read_text(encoding="utf-8")
         return parse_text(text, name_or_file, overrides)
     if "/" not in name_or_file and not Path(name_or_file).exists():
-        names = ", ".join(builtin_names())
-        raise ValueError(f"{name_or_file}: no such file, and no such built-in workload; there are {names}")
+        names = builtin_names()
+        meant = difflib.get_close_matches(name_or_file, names, n=1, cutoff=0.8)
+        known = f". Did you mean {meant[0]}?" if meant else f"; there are {', '.join(names)}"
+        raise ValueError(f"{name_or_file}: no such file, and no such built-in workload{known}")
     return parse_file(name_or_file, overrides)

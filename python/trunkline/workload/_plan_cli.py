@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trunkline._core import parse_size
-from trunkline._errors import errno_reason
-from trunkline._html import check_writable
+from trunkline._html import check_writable, why_not_writable
 from trunkline.workload._builtin import name_of_kind
 from trunkline.workload._disk_numbers import measured_disk, with_given
 from trunkline.workload._plan import CheckpointBudget, plan
@@ -146,7 +145,8 @@ def _check_plot(path: str) -> None:
     try:
         check_writable(Path(path))
     except OSError as error:
-        raise ValueError(f"--plot: cannot write {path}: {errno_reason(error.errno or 0)}") from error
+        why = why_not_writable(error, Path(path))
+        raise ValueError(f"--plot: cannot write {path}: {why}") from error
 
 
 def _disk(options: argparse.Namespace) -> Disk:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trunkline._command import Parser, run_command
 from trunkline._core import parse_size
-from trunkline._errors import errno_reason
-from trunkline._html import check_writable
+from trunkline._html import check_page_name, check_writable, why_not_writable
 from trunkline.workload._builtin import builtin_description, builtin_names, load
 from trunkline.workload._checkpoint_results import model_document, text_of_checkpoints
 from trunkline.workload._compare import compare, comparison_text
@@ -30,8 +29,9 @@ if TYPE_CHECKING:
     _Commands = argparse._SubParsersAction[Parser]
 
 
+_COMMANDS = ("list", "generate", "run", "compare", "plan")
 _OPTIONS = {
-    "directories": "--data",
+    "directories": "--directories",
     "ranks": "--ranks",
     "device_gb_s": "--device-gb-s",
     "workers": "--workers",
@@ -45,7 +45,9 @@ def main(arguments: Sequence[str]) -> int:
     def interrupted(options: argparse.Namespace) -> str:
         return "; run the same command again to continue" if options.command == "generate" else ""
 
-    return run_command("workload", make_parser(), arguments[1:], interrupted, _write_report, _OPTIONS)
+    command = arguments[1] if len(arguments) > 1 and arguments[1] in _COMMANDS else ""
+    name = f"workload {command}".strip()
+    return run_command(name, make_parser(), arguments[1:], interrupted, _write_report, _OPTIONS)
 
 
 def make_parser() -> Parser:
@@ -188,7 +190,9 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
 
 def _add_data(parser: argparse.ArgumentParser, required: bool) -> None:
     parser.add_argument(
+        "--directories",
         "--data",
+        dest="data",
         metavar="DIR",
         nargs="+",
         required=required,
@@ -243,7 +247,7 @@ def _generate(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 def _run(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     if options.null_device == bool(options.data):
-        raise ValueError("pass either --data DIR, the directory of the data set, or --null-device")
+        raise ValueError("pass either --directories DIR, the directory of the data set, or --null-device")
     if options.device_gb_s is not None and not options.null_device:
         raise ValueError("--device-gb-s has no effect without --null-device")
     if options.ranks is not None and options.ranks < 1:
@@ -287,11 +291,13 @@ def _warn_of_files(options: argparse.Namespace, workload: Workload) -> None:
 def _check_report(path: str, workload: Workload) -> None:
     """Raise ValueError, before anything runs, if no report can be written."""
     if workload.train is None or workload.inference is not None:
-        raise ValueError(f"--report: only of training jobs, and {workload.name} is not one; use --json")
+        raise ValueError(f"--report is for training jobs, and {workload.name} is not one; use --json")
+    check_page_name(path)
     try:
         check_writable(Path(path))
     except OSError as error:
-        raise ValueError(f"--report: cannot write {path}: {errno_reason(error.errno or 0)}") from error
+        why = why_not_writable(error, Path(path))
+        raise ValueError(f"--report: cannot write {path}: {why}") from error
 
 
 def _write_report(options: argparse.Namespace, document: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/creation_error.h"
 #include "cli/bench/bench_json.h"
 #include "cli/bench/bench_run.h"
 #include "cli/bench/bench_table.h"
@@ -18,6 +19,7 @@
 #include "cli/environment_json.h"
 #include "cli/exit_code.h"
 #include "cli/interrupt.h"
+#include "cli/whole_number.h"
 #include "trunkline/trace.h"
 
 namespace trunkline::cli {
@@ -26,7 +28,8 @@ namespace {
 // Options as given; those that are more than a number or a switch are not parsed yet.
 struct Arguments {
   BenchOptions options;
-  std::string size, block = "1MiB", engine = "auto", device = "cpu", memory = "aligned", direct = "auto";
+  std::string size, block = "1MiB", backend = "auto", device = "cpu", memory = "aligned", direct = "auto";
+  std::string duration;
   std::string write_modes = "fresh,preallocated,overwrite", compare, report;
 };
 
@@ -43,7 +46,7 @@ Result<BenchOptions> interpret(const Arguments& arguments) {
   if (!arguments.report.empty()) {
     return std::unexpected(
         make_error(ErrorKind::unsupported,
-                   "--report draws with the Python package, which has a trunkline command of its own: "
+                   "--report needs the Python package, which installs a trunkline command of its own: "
                    "pip install 'trunkline[report]'"));
   }
   std::uint64_t size_bytes = 0;
@@ -51,7 +54,8 @@ Result<BenchOptions> interpret(const Arguments& arguments) {
     options.size_bytes = size_bytes;
   }
   take(parse_block_bytes(arguments.block), options.block_bytes, status);
-  take(parse_engine(arguments.engine), options.engine, status);
+  take(parse_bench_backend(arguments.backend), options.backend, status);
+  if (!arguments.duration.empty()) take(parse_duration(arguments.duration), options.duration_s, status);
   take(parse_memory(arguments.memory), options.memory, status);
   take(parse_direct(arguments.direct), options.direct, status);
   take(parse_write_modes(arguments.write_modes), options.write_modes, status);
@@ -75,7 +79,7 @@ Result<BenchFiles> settle(BenchOptions& options) {
   if (options.compare_fio && (!equal || first < options.block_bytes)) {
     return std::unexpected(
         make_error(ErrorKind::invalid_argument,
-                   "--compare fio needs files of one size, of a block at least; give --size"));
+                   "--compare fio requires files of one size, of at least one block; pass --size"));
   }
   return files;
 }
@@ -130,8 +134,9 @@ int run(const Arguments& arguments) {
   auto files = settle(options);
   if (!files) return report_failure(files.error(), options, true);
   if (!options.output.empty() && !std::ofstream(options.output, std::ios::app)) {
-    return report_failure(system_error(errno, "open --output " + options.output, options.output), options,
-                          true);
+    const std::string directory = std::filesystem::path(options.output).parent_path().string();
+    return report_failure(creation_error(errno, "open --output " + options.output, options.output, directory),
+                          options, true);
   }
   std::optional<FioPeer> fio;
   if (options.compare_fio) {
@@ -139,7 +144,7 @@ int run(const Arguments& arguments) {
     if (!found) return report_failure(found.error(), options, true);
     fio = std::move(*found);
   }
-  auto engine = Engine::create({.backend = options.engine,
+  auto engine = Engine::create({.backend = options.backend,
                                 .lanes = options.lanes,
                                 .queue_depth = options.queue_depth,
                                 .block_bytes = options.block_bytes,
@@ -169,52 +174,79 @@ void add_options(CLI::App& command, Arguments& arguments) {
   command
       .add_option("PATH", options.paths,
                   "Directories to create files in, or existing files, which are only read")
+      ->type_name("")
       ->required();
   // So that a script can append options to a command line that already sets them.
   command.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   command.add_flag("--read", options.read,
                    "Measure reading (default: both; of existing files, reading only)");
   command.add_flag("--write", options.write, "Measure writing");
-  command.add_option("--size", arguments.size, "Size of each file, rounded up to whole blocks [1GB]");
-  command.add_option("--block", arguments.block, "Size of a transfer, a multiple of 4096")
-      ->capture_default_str();
-  command.add_option("--queue-depth", options.queue_depth,
-                     "Transfers in flight per lane [the engine's default]");
-  command.add_option("--lanes", options.lanes, "I/O threads [the engine's default]");
-  command.add_option("--engine", arguments.engine, "auto, io_uring, libaio or threads")
-      ->capture_default_str();
-  command.add_option("--device", arguments.device, "Where the memory is: cpu, or a GPU: cuda:0")
+  command.add_option("--size", arguments.size, "Size of each file, rounded up to whole blocks [1GB]")
+      ->type_name("SIZE");
+  command.add_option("--block-bytes,--block", arguments.block, "Size of a transfer, a multiple of 4096")
+      ->type_name("SIZE")
       ->capture_default_str();
   command
-      .add_option("--duration", options.duration_s,
-                  "Seconds for each measurement of reading and overwriting [one pass over the files]")
-      ->check(CLI::Range(0.0, 86'400.0))
-      ->check([](const std::string& text) { return text.contains("nan") ? "not a number" : ""; });
+      .add_option("--queue-depth", options.queue_depth,
+                  "Transfers in flight per lane, from 1 to 4096 [the engine's default]")
+      ->check(whole_number(1, 4096))
+      ->type_name("N");
+  command.add_option("--lanes", options.lanes, "I/O threads, from 1 to 64 [the engine's default]")
+      ->check(whole_number(1, 64))
+      ->type_name("N");
+  command.add_option("--backend,--engine", arguments.backend, "How commands are handed to the kernel")
+      ->type_name("auto|io_uring|libaio|threads")
+      ->capture_default_str();
+  command
+      .add_option("--device", arguments.device,
+                  "Whose memory files are read into and written from, the host's or a GPU's")
+      ->type_name("cpu|cuda:N")
+      ->capture_default_str();
+  command
+      .add_option("--duration", arguments.duration,
+                  "Time for each measurement of reading and overwriting, such as 30s or 2min [one pass over "
+                  "the files]")
+      ->type_name("TIME");
   command.add_flag("--random", options.random, "Blocks in random order, none twice in a pass");
   command.add_option("--files", options.files, "Files in each directory")
-      ->check(CLI::Range(1U, 10'000U))
+      ->check(whole_number(1, 10'000))
+      ->type_name("N")
       ->capture_default_str();
   command.add_flag("--verify", options.verify,
                    "Compare every byte that was read or written, outside the timed part");
   command.add_option("--repeat", options.repeat, "Measurements of each kind; medians are reported")
-      ->check(CLI::Range(1U, 1000U))
+      ->check(whole_number(1, 1000))
+      ->type_name("N")
       ->capture_default_str();
   command
-      .add_option("--memory", arguments.memory,
-                  "aligned, or ordinary: 64 bytes past a page boundary, like torch CPU tensors")
+      .add_option(
+          "--memory", arguments.memory,
+          "Alignment of the memory: ordinary is 64 bytes past a page boundary, like torch CPU tensors")
+      ->type_name("aligned|ordinary")
       ->capture_default_str();
-  command.add_option("--direct", arguments.direct, "Direct I/O: auto, always or never")
+  command.add_option("--direct", arguments.direct, "Whether to bypass the page cache (O_DIRECT)")
+      ->type_name("auto|always|never")
       ->capture_default_str();
-  command.add_option("--write-mode", arguments.write_modes, "Any of fresh,preallocated,overwrite")
+  command
+      .add_option("--write-mode", arguments.write_modes,
+                  "What is written to, any of: fresh (new files), preallocated (reserved blocks), overwrite "
+                  "(blocks with data)")
+      ->type_name("MODES")
       ->capture_default_str();
-  command.add_option("--compare", arguments.compare,
-                     "fio: run it on the same files with the same parameters");
-  command.add_option(
-      "--trace", options.trace,
-      "Record what happens as a file for ui.perfetto.dev; of each thread, the last 65536 events");
-  command.add_option("--output", options.output, "Write the JSON document to this file too");
-  command.add_option("--report", arguments.report,
-                     "Draw the results as a page of HTML (needs trunkline[report] for Python)");
+  command
+      .add_option("--compare", arguments.compare,
+                  "Also run this program on the same files with the same parameters")
+      ->type_name("fio");
+  command
+      .add_option("--trace", options.trace,
+                  "Record a trace for ui.perfetto.dev: of each thread, the last 65536 events")
+      ->type_name("FILE");
+  command.add_option("--output", options.output, "Write the JSON document to this file too")
+      ->type_name("FILE");
+  command
+      .add_option("--report", arguments.report,
+                  "Draw the results as a page of HTML (needs the Python package with trunkline[report])")
+      ->type_name("FILE");
   command.add_flag("--json", options.json, "Print one JSON document");
   command.add_flag("--keep", options.keep, "Keep the files; those created for reading can be verified later");
 }

@@ -133,13 +133,13 @@ Status BenchFiles::check_space() const {
   }
   for (const auto& [device, need] : needs) {
     if (need.bytes <= need.free_bytes) continue;
-    Error error =
-        make_error(ErrorKind::system,
-                   fmt::format("laying out {} of files in {}: {} are free, {} more are needed; choose a "
-                               "smaller --size or --files, or another directory",
-                               format_bytes(need.bytes), need.directory, format_bytes(need.free_bytes),
-                               format_bytes(need.bytes - need.free_bytes)),
-                   need.directory);
+    Error error = make_error(
+        ErrorKind::system,
+        fmt::format("cannot write {} of files in {}: {} are free, {} are missing; choose a smaller --size or "
+                    "--files, or another directory",
+                    format_bytes(need.bytes), need.directory, format_bytes(need.free_bytes),
+                    format_bytes(need.bytes - need.free_bytes)),
+        need.directory);
     error.code = ENOSPC;
     return std::unexpected(std::move(error));
   }

@@ -31,7 +31,7 @@ Json options_json(const BenchOptions& options) {
           {"block_bytes", options.block_bytes},
           {"queue_depth", options.queue_depth ? Json(*options.queue_depth) : Json()},
           {"lanes", options.lanes ? Json(*options.lanes) : Json()},
-          {"engine", to_string(options.engine)},
+          {"engine", to_string(options.backend)},
           {"device", device_name(options.cuda)},
           {"duration_s", options.duration_s},
           {"order", to_string(options.order())},

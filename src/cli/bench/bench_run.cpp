@@ -162,7 +162,7 @@ Status BenchRun::lay_out() {
   ++seed_;
   auto order = schedules(false);
   TransferWork work{.op = Op::write, .files = *files, .schedules = order, .content = made_content()};
-  work.on_progress = shown("laying out", 0);
+  work.on_progress = shown("writing files", 0);
   if (auto moved = ring_->run(work); !moved) return std::unexpected(moved.error());
   Measurement unused;
   if (auto status = sync(*files, unused); !status) return status;

@@ -33,7 +33,7 @@ std::string header(const Json& document) {
   std::string result = fmt::format(
       "{}, {} lane{}, queue depth {}, {} blocks, {}, {} memory{}, median of {}\n", text(engine["backend"]),
       engine["lanes"].get<unsigned>(), engine["lanes"] == 1 ? "" : "s", engine["queue_depth"].get<unsigned>(),
-      format_bytes(engine["block_bytes"].get<std::uint64_t>()), text(options["order"]),
+      format_size(engine["block_bytes"].get<std::uint64_t>()), text(options["order"]),
       text(options["memory"]), options["device"] == "cpu" ? "" : " of " + text(options["device"]),
       options["repeat"].get<unsigned>());
   for (const Json& path : document["paths"]) {
@@ -41,7 +41,7 @@ std::string header(const Json& document) {
     const bool as_asked = options["direct"] != "auto";
     result += fmt::format(
         "{}: {} x {}, {} on {}, {}\n", text(path["path"]), path["files"].size(),
-        format_bytes(path["file_bytes"].get<std::uint64_t>()), text(explain["filesystem"]),
+        format_size(path["file_bytes"].get<std::uint64_t>()), text(explain["filesystem"]),
         text(explain["device"]),
         as_asked ? fmt::format("--direct {}", text(options["direct"]))
                  : fmt::format("{}: {}", explain["direct"].get<bool>() ? "direct I/O" : "page cache",
@@ -73,7 +73,7 @@ std::string too_few_blocks(const Json& document) {
   if (bytes >= kFewestBlocks * block_bytes) return "";
   return fmt::format(
       "\nonly {} in blocks of {}: too little to measure throughput; use a larger file or --size\n",
-      format_bytes(bytes), format_bytes(block_bytes));
+      format_bytes(bytes), format_size(block_bytes));
 }
 
 std::string per_path(const Json& document) {

@@ -7,6 +7,8 @@
 #include <string>
 #include <system_error>
 
+#include "cli/seconds.h"
+
 namespace trunkline::cli {
 namespace {
 
@@ -71,7 +73,7 @@ Result<std::vector<WriteMode>> parse_write_modes(std::string_view list) {
       return wrong(fmt::format("--write-mode: \"{}\" is not one of fresh, preallocated, overwrite", word));
     }
     if (std::ranges::find(modes, *mode) != modes.end()) {
-      return wrong(fmt::format("--write-mode: {} is named twice", word));
+      return wrong(fmt::format("--write-mode: {} is duplicated", word));
     }
     modes.push_back(*mode);
   }
@@ -105,12 +107,13 @@ Result<std::optional<unsigned>> parse_device(std::string_view text) {
   return wrong(fmt::format("--device: \"{}\" is not one of cpu, cuda, cuda:0, cuda:1, ...", text));
 }
 
-Result<BackendKind> parse_engine(std::string_view text) {
+Result<BackendKind> parse_bench_backend(std::string_view text) {
   constexpr std::string_view kNames = "auto, io_uring, libaio, threads";
   const auto backend = parse_backend(text);
-  if (!backend) return wrong(fmt::format("--engine: \"{}\" is not one of {}", text, kNames));
+  if (!backend) return wrong(fmt::format("--backend: \"{}\" is not one of {}", text, kNames));
   if (*backend == BackendKind::memory)
-    return wrong(fmt::format("--engine: memory moves nothing to a file; use one of {}", kNames));
+    return wrong(fmt::format(
+        "--backend: memory keeps files in this process and reaches no disk; use one of {}", kNames));
   return *backend;
 }
 
@@ -119,11 +122,10 @@ Status check_peers(std::string_view list) {
     if (peer == "fio") continue;
     if (peer == "gdsio") {
       return wrong(
-          "--compare gdsio: gdsio cannot be run on the files of bench; benchmarks/gpu.py has it as a peer, "
-          "and "
-          "--compare fio shows what the same disk gives to main memory");
+          "--compare: gdsio cannot be run on the files of bench; benchmarks/gpu.py compares with it, and "
+          "--compare fio shows how fast the same disk reads to main memory");
     }
-    return wrong(fmt::format("--compare: \"{}\" is not known; use --compare fio", peer));
+    return wrong(fmt::format("--compare: \"{}\" is not supported; use --compare fio", peer));
   }
   return {};
 }
@@ -131,17 +133,24 @@ Status check_peers(std::string_view list) {
 Result<std::uint64_t> parse_size_bytes(std::string_view text) {
   const auto bytes = parse_bytes(text);
   if (!bytes) return wrong("--size: " + bytes.error().message);
-  if (*bytes == 0) return wrong("--size: 0 bytes are nothing to move");
+  if (*bytes == 0) return wrong("--size: must be more than 0 bytes");
   return *bytes;
 }
 
 Result<std::uint64_t> parse_block_bytes(std::string_view text) {
   const auto bytes = parse_bytes(text);
-  if (!bytes) return wrong("--block: " + bytes.error().message);
+  if (!bytes) return wrong("--block-bytes: " + bytes.error().message);
   if (*bytes == 0 || *bytes % kBlockUnit != 0 || *bytes > kGiB) {
-    return wrong(fmt::format("--block: must be a multiple of 4096 from 4KiB to 1GiB, not {}", text));
+    return wrong(fmt::format("--block-bytes: must be a multiple of 4096 from 4 KiB to 1 GiB, not {}", text));
   }
   return *bytes;
+}
+
+Result<double> parse_duration(std::string_view text) {
+  constexpr double kDay = 86'400;
+  const auto seconds = parse_seconds("--duration", text);
+  if (seconds && *seconds > kDay) return wrong("--duration: must be at most 24h, not " + std::string(text));
+  return seconds;
 }
 
 }  // namespace trunkline::cli

@@ -42,7 +42,7 @@ struct BenchOptions {
   std::uint64_t block_bytes = kMiB;
   std::optional<unsigned> queue_depth;
   std::optional<unsigned> lanes;
-  BackendKind engine = BackendKind::automatic;
+  BackendKind backend = BackendKind::automatic;
   double duration_s = 0;  // 0: one pass over the files
   bool random = false;
   unsigned files = 1;  // in each directory
@@ -64,10 +64,11 @@ struct BenchOptions {
 // Parsers for options that are more than a number; messages name the option.
 Result<MemoryKind> parse_memory(std::string_view text);
 Result<Direct> parse_direct(std::string_view text);
-Result<BackendKind> parse_engine(std::string_view text);              // those that move bytes to a file
+Result<BackendKind> parse_bench_backend(std::string_view text);       // those that move bytes to a file
 Result<std::optional<unsigned>> parse_device(std::string_view text);  // "cpu", "cuda", "cuda:1"
 Status check_peers(std::string_view list);                            // only "fio" is supported
 Result<std::uint64_t> parse_size_bytes(std::string_view text);        // more than 0
 Result<std::uint64_t> parse_block_bytes(std::string_view text);       // a multiple of 4096, up to 1 GiB
+Result<double> parse_duration(std::string_view text);                 // seconds, up to a day
 
 }  // namespace trunkline::cli

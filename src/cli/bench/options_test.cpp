@@ -47,6 +47,16 @@ TEST(BenchOptions, MissingDevicesAndPeersAreExplained) {
   EXPECT_FALSE(check_peers("dd").has_value());
 }
 
+TEST(BenchOptions, DurationsAreUpToADay) {
+  EXPECT_EQ(parse_duration("30"), 30);
+  EXPECT_EQ(parse_duration("2min"), 120);
+  for (const char* text : {"x", "nan", "-1", "25h"}) {
+    const auto seconds = parse_duration(text);
+    ASSERT_FALSE(seconds.has_value()) << text;
+    EXPECT_TRUE(seconds.error().message.starts_with("--duration: ")) << seconds.error().message;
+  }
+}
+
 TEST(BenchOptions, BlocksAreMultiplesOf4096) {
   EXPECT_EQ(parse_block_bytes("112KiB"), 112 * kKiB);
   EXPECT_EQ(parse_block_bytes("1GiB"), kGiB);

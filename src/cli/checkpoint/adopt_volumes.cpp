@@ -18,7 +18,7 @@ int adopt_volumes(const CheckpointArguments& arguments) {
   for (const std::string& volume : adopted->volumes)
     text += fmt::format("{} belongs to {}\n", printable(volume), printable((*store)->directory()));
   for (const std::string& volume : adopted->missing)
-    print_problem(fmt::format("{} is missing: mount its disk, and run this again", volume));
+    print_problem("adopt", fmt::format("volume {} is missing: mount its disk, and run this again", volume));
   if (adopted->volumes.empty() && adopted->missing.empty())
     text = "nothing to adopt: the directory has no volumes\n";
   return print(arguments, document, text, adopted->missing.empty());

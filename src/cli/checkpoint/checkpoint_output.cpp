@@ -43,8 +43,8 @@ int print(const CheckpointArguments& arguments, const Json& document, const std:
   return ok && std::cout ? kExitOk : kExitFailed;
 }
 
-void print_problem(std::string_view message) {
-  std::cerr << "trunkline checkpoint: " << printable(message) << '\n';
+void print_problem(std::string_view command, std::string_view message) {
+  std::cerr << "trunkline checkpoint " << command << ": " << printable(message) << '\n';
 }
 
 int fail(const CheckpointArguments& arguments, std::string_view command, const Error& error) {
@@ -53,7 +53,7 @@ int fail(const CheckpointArguments& arguments, std::string_view command, const E
     document["error"] = error_json(error);
     std::cout << dump(document) << std::flush;
   }
-  print_problem(error.message);
+  print_problem(command, error.message);
   const bool usage =
       error.kind == ErrorKind::invalid_argument || error.code == ENOENT || error.code == ENOTDIR;
   return usage ? kExitUsage : kExitFailed;

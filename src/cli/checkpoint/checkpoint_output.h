@@ -28,7 +28,8 @@ nlohmann::ordered_json document_of(std::string_view command, const CheckpointArg
 int print(const CheckpointArguments& arguments, const nlohmann::ordered_json& document,
           const std::string& text, bool ok);
 
-void print_problem(std::string_view message);
+// On stderr, as "trunkline checkpoint COMMAND: ...".
+void print_problem(std::string_view command, std::string_view message);
 
 // kExitUsage when the checkpoint or directory does not exist, kExitFailed for everything else.
 int fail(const CheckpointArguments& arguments, std::string_view command, const Error& error);

@@ -31,11 +31,12 @@ int collect_debris(const CheckpointArguments& arguments) {
   }
   for (const Error& problem : result->problems) {
     document["problems"].push_back(error_json(problem));
-    print_problem(fmt::format("left alone: {}", problem.message));
+    print_problem("gc", fmt::format("left in place: {}", problem.message));
   }
   if (result->is_busy) {
-    print_problem(fmt::format("{} is being saved into; {}, try again later", arguments.directory,
-                              result->removed.empty() ? "nothing was removed" : "the rest was left"));
+    print_problem("gc", fmt::format("a save into {} is in progress; {}, try again when it has ended",
+                                    arguments.directory,
+                                    result->removed.empty() ? "nothing was removed" : "not all was removed"));
   } else if (result->removed.empty()) {
     text = "nothing to remove\n";
   } else {

@@ -87,7 +87,7 @@ int list_checkpoints(const CheckpointArguments& arguments) {
       document["checkpoints"].push_back({{"step", step}, {"error", error_json(manifest.error())}});
       table.add({fmt::format("{}", step), "", "", "", "", "", "",
                  fmt::format("{}{}", mark.empty() ? mark : mark + ", ", state_of(manifest.error()))});
-      print_problem(manifest.error().message);
+      print_problem("ls", manifest.error().message);
       continue;
     }
     const std::uint64_t bytes = bytes_to_verify(*manifest);
@@ -95,8 +95,10 @@ int list_checkpoints(const CheckpointArguments& arguments) {
     const bool is_complete = listed->is_whole();
     if (!is_complete) {
       whole = false;
-      print_problem(fmt::format("step {} lacks {} of its {} shards; `verify --step {}` names them", step,
-                                manifest->shards.size() - shards_there, manifest->shards.size(), step));
+      print_problem("ls", fmt::format("step {} is incomplete: {} of its {} shards are missing or truncated; "
+                                      "`trunkline checkpoint verify {} --step {}` names them",
+                                      step, manifest->shards.size() - shards_there, manifest->shards.size(),
+                                      arguments.directory, step));
     }
     document["checkpoints"].push_back({{"step", step},
                                        {"commit", manifest->commit},
@@ -113,7 +115,9 @@ int list_checkpoints(const CheckpointArguments& arguments) {
                : mark.empty() ? "incomplete"
                               : mark + ", incomplete"});
   }
-  return print(arguments, document, steps->empty() ? "no checkpoints\n" : table.render(), whole);
+  const std::string text =
+      steps->empty() ? printable(arguments.directory) + " has no checkpoints\n" : table.render();
+  return print(arguments, document, text, whole);
 }
 
 }  // namespace trunkline::cli

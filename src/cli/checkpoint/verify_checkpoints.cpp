@@ -51,7 +51,7 @@ Verdict verdict_of(const Manifest& manifest, const VerifyReport& report, double 
   // A checkpoint that cannot be read may still be complete.
   const bool is_damaged = std::ranges::any_of(
       report.mismatches, [](const Mismatch& each) { return each.kind != Mismatch::Kind::unread; });
-  const std::string_view state = ok ? "whole" : is_damaged ? "damaged" : "could not be read";
+  const std::string_view state = ok ? "verified" : is_damaged ? "damaged" : "could not be read";
   Verdict verdict{.ok = ok,
                   .json = {{"step", manifest.step},
                            {"commit", manifest.commit},
@@ -61,7 +61,7 @@ Verdict verdict_of(const Manifest& manifest, const VerifyReport& report, double 
                            {"mismatches", Json::array()}},
                   .text = fmt::format("step {}: {}, {} in {} shard{}, {}\n", manifest.step,
                                       ok ? std::string(state)
-                                         : fmt::format("{}, {} finding{}", state, report.mismatches.size(),
+                                         : fmt::format("{}, {} problem{}", state, report.mismatches.size(),
                                                        report.mismatches.size() == 1 ? "" : "s"),
                                       format_bytes(report.bytes), manifest.shards.size(),
                                       manifest.shards.size() == 1 ? "" : "s",
@@ -78,7 +78,7 @@ Verdict verdict_of(const Manifest& manifest, const VerifyReport& report, double 
 Verdict removed_meanwhile(std::uint64_t step, bool ok) {
   return {.ok = ok,
           .json = {{"step", step}, {"ok", ok}, {"removed", true}},
-          .text = fmt::format("step {}: removed meanwhile, by another process\n", step)};
+          .text = fmt::format("step {}: not verified, another process removed it meanwhile\n", step)};
 }
 
 // Whether the files of the manifest have been removed since it was read, either along with the manifest or

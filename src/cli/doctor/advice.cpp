@@ -64,7 +64,7 @@ void advise_on_memory(const Findings& findings, std::vector<std::string>& advice
                     "unlimited\" in /etc/security/limits.d, docker run --ulimit memlock=-1, systemd "
                     "LimitMEMLOCK=infinity)",
                     environment.memlock_soft_bytes
-                        ? fmt::format(" (memlock limit {})", format_bytes(*environment.memlock_soft_bytes))
+                        ? fmt::format(" (memlock limit {})", format_size(*environment.memlock_soft_bytes))
                         : ""));
   }
   if (environment.huge_pages == "never") {
@@ -142,6 +142,18 @@ void advise_on_path(const PathFinding& path, std::vector<std::string>& advice) {
 
 std::vector<std::string> advise(const Findings& findings) {
   std::vector<std::string> advice;
+  if (!findings.has_proc) {
+    advice.emplace_back(
+        "/proc is not mounted, so this report lacks memory, limits and filesystems, and no path can be "
+        "examined: "
+        "mount -t proc proc /proc (in a chroot or container, mount it there)");
+  }
+  if (!findings.has_sys) {
+    advice.emplace_back(
+        "/sys is not mounted, so this report lacks disks, NUMA nodes and huge pages: mount -t sysfs sysfs "
+        "/sys (in a "
+        "chroot or container, mount it there)");
+  }
   advise_on_backends(findings, advice);
   advise_on_memory(findings, advice);
   advise_on_gpus(findings.cuda, advice);

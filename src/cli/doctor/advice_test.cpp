@@ -53,6 +53,15 @@ void refuse_io_uring(Findings& findings, const std::string& why) {
   findings.backends[0].why = why;
 }
 
+TEST(Advice, MissingProcAndSys) {
+  Findings findings = healthy();
+  findings.has_proc = false;
+  EXPECT_TRUE(says(findings, "/proc is not mounted"));
+  EXPECT_FALSE(says(findings, "/sys is not mounted"));
+  findings.has_sys = false;
+  EXPECT_TRUE(says(findings, "/sys is not mounted"));
+}
+
 TEST(Advice, NothingToSayOnAHealthyMachine) {
   EXPECT_TRUE(advise(healthy()).empty());
   EXPECT_TRUE(healthy().usable());

@@ -48,6 +48,8 @@ Json to_json(const Findings& findings, const std::vector<std::string>& advice) {
   document["command"] = "doctor";
   document["schema"] = 1;
   document["usable"] = findings.usable();
+  document["has_proc"] = findings.has_proc;
+  document["has_sys"] = findings.has_sys;
   document["backends"] = Json::array();
   for (const BackendFinding& backend : findings.backends) {
     document["backends"].push_back({{"backend", to_string(backend.kind)},
@@ -73,28 +75,42 @@ std::string line(std::string_view name, std::string_view value) {
 }
 
 std::string limit(const std::optional<std::uint64_t>& bytes) {
-  return bytes ? format_bytes(*bytes) : "unlimited";
+  return bytes ? format_size(*bytes) : "unlimited";
 }
 
-std::string machine(const os::Environment& environment) {
+constexpr std::string_view kNoProc = "unknown: /proc is not mounted";
+constexpr std::string_view kNoSys = "unknown: /sys is not mounted";
+
+std::string memory_of(const os::Environment& environment) {
+  return fmt::format("{}, {} available{}", format_bytes(environment.memory_bytes),
+                     format_bytes(environment.memory_available_bytes),
+                     environment.memory_limit_bytes
+                         ? fmt::format(", limited to {}", format_size(*environment.memory_limit_bytes))
+                         : "");
+}
+
+std::string huge_pages_of(const Findings& findings) {
+  if (!findings.has_sys) return std::string(kNoSys);
+  const std::string& setting = findings.environment.huge_pages;
+  return setting.empty() ? "none in this kernel" : setting;
+}
+
+std::string machine(const Findings& findings) {
+  const os::Environment& environment = findings.environment;
   std::string text = "machine\n";
   text += line("kernel", environment.kernel);
   text += line("cpu", fmt::format("{}, {} cores", environment.cpu, environment.cores));
-  text += line("memory",
-               fmt::format("{}, {} available{}", format_bytes(environment.memory_bytes),
-                           format_bytes(environment.memory_available_bytes),
-                           environment.memory_limit_bytes
-                               ? fmt::format(", limited to {}", format_bytes(*environment.memory_limit_bytes))
-                               : ""));
+  text += line("memory", findings.has_proc ? memory_of(environment) : kNoProc);
   text +=
       line("locked memory", environment.memlock_exempt ? "unlimited for this process (CAP_IPC_LOCK)"
                                                        : fmt::format("up to {} (hard limit {})",
                                                                      limit(environment.memlock_soft_bytes),
                                                                      limit(environment.memlock_hard_bytes)));
-  text += line("huge pages", environment.huge_pages.empty() ? "none in this kernel" : environment.huge_pages);
+  text += line("huge pages", huge_pages_of(findings));
   if (environment.io_uring_disabled)
     text += line("io_uring_disabled", fmt::format("{}", *environment.io_uring_disabled));
-  text += line("seccomp filter", environment.seccomp_filter ? "active" : "none");
+  const std::string_view seccomp = environment.seccomp_filter ? "active" : "none";
+  text += line("seccomp filter", findings.has_proc ? seccomp : kNoProc);
   text += line("container", environment.container.empty() ? "no sign of one" : environment.container);
   return text;
 }
@@ -104,14 +120,15 @@ std::string backends(const Findings& findings) {
   for (const BackendFinding& backend : findings.backends) {
     const std::string features =
         backend.features.empty() ? "" : fmt::format(" ({})", fmt::join(backend.features, ", "));
-    text += line(to_string(backend.kind), backend.works ? "works" + features : "refused: " + backend.why);
+    text +=
+        line(to_string(backend.kind), backend.works ? "works" + features : "not available: " + backend.why);
   }
   if (!findings.config) return text + "no backend works: no I/O is possible\n";
   const EngineConfig& config = *findings.config;
   return text + line("an engine here",
-                     fmt::format("{}, {} lane{}, queue depth {}, {} blocks, up to {} pinned",
+                     fmt::format("{}, {} lane{}, queue depth {}, blocks of {}, up to {} of pinned memory",
                                  to_string(config.backend), config.lanes, config.lanes == 1 ? "" : "s",
-                                 config.queue_depth, format_bytes(config.block_bytes),
+                                 config.queue_depth, format_size(config.block_bytes),
                                  format_bytes(config.pinned_budget_bytes)));
 }
 
@@ -154,7 +171,7 @@ std::string of_path(const PathFinding& path, bool with_gpus) {
                fmt::format("{}: {}", explanation.direct ? "direct I/O" : "page cache", explanation.why));
   text += line("alignment", fmt::format("memory {} bytes, offset and length {} bytes",
                                         explanation.memory_alignment, explanation.offset_alignment));
-  text += line("tuning", of_tuning(explanation.tuning));
+  text += line("saved settings", of_tuning(explanation.tuning));
   if (path.numa_node) text += line("NUMA node", fmt::format("{}", *path.numa_node));
   if (with_gpus) {
     text += line("memory of GPUs",
@@ -167,7 +184,7 @@ std::string of_path(const PathFinding& path, bool with_gpus) {
 }
 
 std::string to_text(const Findings& findings, const std::vector<std::string>& advice) {
-  std::string text = machine(findings.environment) + "\n" + backends(findings) + "\n" + gpus(findings.cuda);
+  std::string text = machine(findings) + "\n" + backends(findings) + "\n" + gpus(findings.cuda);
   for (const PathFinding& path : findings.paths) text += "\n" + of_path(path, !findings.cuda.gpus.empty());
   text += advice.empty() ? "\nnothing to change\n" : "\nwhat to change\n";
   for (const std::string& each : advice) text += "  - " + each + "\n";
@@ -188,7 +205,7 @@ void add_doctor(CLI::App& app, std::function<int()>& chosen) {
   CLI::App* const command =
       app.add_subcommand("doctor", "Report what this machine and its disks can do, and what to change");
   const auto arguments = std::make_shared<Arguments>();
-  command->add_option("PATH", arguments->paths, "Directories or files to examine [.]");
+  command->add_option("PATH", arguments->paths, "Directories or files to examine [.]")->type_name("");
   command->add_flag("--json", arguments->json, "Print one JSON document");
   command->callback([arguments, &chosen] { chosen = [arguments] { return run(*arguments); }; });
 }

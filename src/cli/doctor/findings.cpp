@@ -74,6 +74,9 @@ bool Findings::usable() const {
 
 Findings examine(const std::vector<std::string>& paths) {
   Findings findings;
+  std::error_code ignored;
+  findings.has_proc = std::filesystem::exists("/proc/self/status", ignored);
+  findings.has_sys = std::filesystem::exists("/sys/kernel", ignored);
   findings.environment = os::read_environment();
   findings.cuda = look_for_cuda();
   for (const BackendKind kind : kKernelBackends) {

@@ -48,6 +48,8 @@ struct Findings {
   std::vector<BackendFinding> backends;  // best first
   std::optional<EngineConfig> config;    // of an engine with default options; nullopt: no backend works
   std::vector<PathFinding> paths;
+  bool has_proc = true;  // /proc is mounted
+  bool has_sys = true;   // /sys is mounted
 
   bool usable() const;  // some backend works, and every path can be used
 };

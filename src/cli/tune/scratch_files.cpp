@@ -20,24 +20,26 @@ Result<std::uint64_t> scratch_bytes(std::span<const std::string> directories, st
     struct stat status{};
     struct statvfs space{};
     if (::stat(directory.c_str(), &status) != 0 || ::statvfs(directory.c_str(), &space) != 0)
-      return std::unexpected(
-          system_error(errno, fmt::format("determine the free space in {}", directory), directory));
+      return std::unexpected(system_error(errno, fmt::format("measure {}", directory), directory));
     if (!S_ISDIR(status.st_mode)) {
       return std::unexpected(make_error(
           ErrorKind::invalid_argument,
-          fmt::format("{} is not a directory; name the directory to make a scratch file in", directory),
+          fmt::format(
+              "cannot measure {}: it is not a directory; name the directory in which to write a scratch file",
+              directory),
           directory));
     }
     const std::uint64_t free_bytes = std::uint64_t{space.f_bavail} * space.f_frsize;
     const std::uint64_t share = free_bytes / 2 / ++files[status.st_dev] / kMiB * kMiB;
     bytes = std::min(bytes, share);
     if (bytes >= kFewestScratchBytes) continue;
-    Error error = make_error(
-        ErrorKind::system,
-        fmt::format("{}: {} are free, and measuring requires at least {} of them for a scratch file while as "
-                    "much stays free; free some space, or name another directory",
-                    directory, format_bytes(free_bytes), format_bytes(kFewestScratchBytes)),
-        directory);
+    Error error =
+        make_error(ErrorKind::system,
+                   fmt::format("cannot measure {}: {} of disk space are free, and a scratch file of at least "
+                               "{} may use only half "
+                               "of it; free some space, or name another directory",
+                               directory, format_bytes(free_bytes), format_size(kFewestScratchBytes)),
+                   directory);
     error.code = ENOSPC;
     return std::unexpected(std::move(error));
   }

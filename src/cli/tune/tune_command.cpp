@@ -16,6 +16,7 @@
 #include "cli/environment_json.h"
 #include "cli/exit_code.h"
 #include "cli/interrupt.h"
+#include "cli/seconds.h"
 #include "cli/tune/deepspeed_export.h"
 #include "cli/tune/tune_display.h"
 #include "cli/tune/tune_options.h"
@@ -65,9 +66,10 @@ Result<TuneOptions> interpret(const Arguments& arguments) {
 // Where tunings are kept; an error where no variable of the environment says.
 Result<std::string> tuning_file() {
   if (auto file = tuning::default_file()) return *file;
-  return std::unexpected(make_error(ErrorKind::system,
-                                    "there is no place to keep a tuning: neither XDG_CONFIG_HOME nor HOME is "
-                                    "set; set one, or TRUNKLINE_TUNING to the path of a file"));
+  return std::unexpected(
+      make_error(ErrorKind::system,
+                 "there is no file for saved settings: neither XDG_CONFIG_HOME nor HOME is "
+                 "set; set one, or TRUNKLINE_TUNING to the path of a file"));
 }
 
 // Absolute, so that they mean the same from every directory.
@@ -85,13 +87,13 @@ int forget(const TuneOptions& options) {
   const auto file = tuning_file();
   if (!file) return report_failure(file.error(), options.json);
   std::size_t count = 0;
-  std::string_view rest;
+  bool renamed = false;
   if (options.paths.empty()) {
     const auto loaded = tuning::load(*file);
     const auto removed = tuning::forget_all(*file);
     if (!removed) return report_failure(removed.error(), options.json);
     count = loaded ? loaded->size() : 0;
-    if (!loaded) rest = ", which holds none that can be read: it was set aside under another name";
+    renamed = !loaded;
   } else {
     const auto removed = tuning::forget(*file, absolute(options.paths));
     if (!removed) return report_failure(removed.error(), options.json);
@@ -100,8 +102,15 @@ int forget(const TuneOptions& options) {
   if (options.json) {
     const Json document{{"command", "tune"}, {"schema", 1}, {"forgotten", count}, {"file", *file}};
     std::cout << document.dump(2) << '\n';
+  } else if (renamed) {
+    std::cout << fmt::format("{} holds no settings that can be read; it was renamed, with .damaged added\n",
+                             *file);
+  } else if (count == 0) {
+    std::cout << fmt::format("no settings {}are saved in {}\n",
+                             options.paths.empty() ? "" : "of these paths ", *file);
   } else {
-    std::cout << fmt::format("{} tuning{} removed from {}{}\n", count, count == 1 ? "" : "s", *file, rest);
+    std::cout << fmt::format("removed the saved settings of {} path{} from {}\n", count,
+                             count == 1 ? "" : "s", *file);
   }
   return std::cout.flush() ? kExitOk : kExitFailed;
 }
@@ -179,12 +188,15 @@ std::string to_text(const TuneResult& result, const std::optional<std::string>& 
                       halving.standings.size() + 1, result.candidates.size(), result.seconds, halving.why,
                       100 * halving.noise);
   if (halving.best == 0) {
-    text += fmt::format("the defaults are as fast as anything here: {}\n", describe(result.best()));
+    text += fmt::format("no settings are faster than the defaults: {}\n", describe(result.best()));
   } else {
     text += fmt::format("{:.1f} % faster than the defaults: {}\n", 100 * (halving.gain - 1),
                         describe(result.best()));
   }
-  if (file) text += fmt::format("stored in {}; undo with: trunkline tune --forget PATH\n", *file);
+  if (file)
+    text += fmt::format(
+        "saved in {}; engines use these settings from now on. Undo with: trunkline tune --forget PATH\n",
+        *file);
   return text;
 }
 
@@ -231,27 +243,39 @@ int run(const Arguments& arguments) {
 void add_tune(CLI::App& app, std::function<int()>& chosen) {
   CLI::App* const command = app.add_subcommand(
       "tune",
-      "Measure which settings are fastest for files in a directory, and keep them for engines to use");
+      "Measure which settings are fastest for files in a directory, and save them for engines to use");
   const auto arguments = std::make_shared<Arguments>();
   TuneOptions& options = arguments->options;
-  command->add_option("PATH", options.paths,
-                      "Directory on the disk to measure; several: the directories of a volume, together");
+  command
+      ->add_option("PATH", options.paths,
+                   "Directory on the disk to measure; several: the directories of a volume, together")
+      ->type_name("");
   command->option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  command->add_option("--budget", arguments->budget, "Time for all of it: 90, 60s, 2min, 1h")
+  command
+      ->add_option("--budget", arguments->budget,
+                   "Time for the whole measurement, such as 90, 60s, 2min or 1h")
+      ->type_name("TIME")
       ->capture_default_str();
   command
-      ->add_option("--size", arguments->size,
-                   "Size of the scratch file in each PATH, at most; half of the free space stays free")
+      ->add_option(
+          "--size", arguments->size,
+          "Largest scratch file to write in each PATH, at least 64MiB; half of the free space is left free")
+      ->type_name("SIZE")
       ->capture_default_str();
-  command->add_option("--export", options.export_file,
-                      "Also write the settings as the aio section of a DeepSpeed configuration, a new file");
+  command
+      ->add_option("--export", options.export_file,
+                   "Also write the settings to a new file, as the aio section of a DeepSpeed configuration")
+      ->type_name("FILE");
   command->add_flag("--merge", options.merge,
-                    "With --export: change the aio section of a configuration that exists");
-  command->add_flag("--forget", options.forget,
-                    "Measure nothing; remove the tuning of these PATHs, or without PATH all of them");
-  command->add_option("--exhaustive", arguments->exhaustive,
-                      "Measure each pattern of every candidate for this time, whatever the budget, and store "
-                      "nothing");
+                    "With --export: replace the aio section of an existing configuration");
+  command->add_flag(
+      "--forget", options.forget,
+      "Measure nothing; remove the saved settings of these PATHs, or without PATH all saved settings");
+  command
+      ->add_option("--exhaustive", arguments->exhaustive,
+                   "Measure each pattern of every candidate for this time, whatever the budget, and save "
+                   "nothing")
+      ->type_name("TIME");
   command->add_flag("--json", options.json, "Print one JSON document");
   command->callback([arguments, &chosen] { chosen = [arguments] { return run(*arguments); }; });
 }

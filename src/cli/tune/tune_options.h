@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "trunkline/error.h"
@@ -21,9 +20,6 @@ struct TuneOptions {
   double exhaustive_s = 0;  // for each candidate and pattern; 0: search
   bool json = false;
 };
-
-// "90", "60s", "1.5min", "2m": seconds.
-Result<double> parse_seconds(std::string_view option, std::string_view text);
 
 // Checks what the parser of the command line cannot.
 Status check(const TuneOptions& options);

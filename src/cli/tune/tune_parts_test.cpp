@@ -111,18 +111,6 @@ TEST(ScratchFiles, LeaveHalfOfTheFreeSpace) {
   EXPECT_FALSE(scratch_bytes(std::vector<std::string>{"/no/such/directory"}, kGB));
 }
 
-TEST(TuneOptions, ReadTimes) {
-  EXPECT_EQ(*parse_seconds("--budget", "90"), 90);
-  EXPECT_EQ(*parse_seconds("--budget", "1.5min"), 90);
-  EXPECT_EQ(*parse_seconds("--budget", "60s"), 60);
-  EXPECT_EQ(*parse_seconds("--budget", "2h"), 7200);
-  for (const char* text : {"", "s", "-1s", "nan", "inf", "1 s", "1d", "1e999"}) {
-    const auto parsed = parse_seconds("--budget", text);
-    ASSERT_FALSE(parsed) << text;
-    EXPECT_NE(parsed.error().message.find("--budget"), std::string::npos);
-  }
-}
-
 TEST(TuneOptions, AreChecked) {
   TuneOptions options{.paths = {"/d"}};
   EXPECT_TRUE(check(options));

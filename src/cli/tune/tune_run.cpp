@@ -116,7 +116,7 @@ Result<TuneResult> run_tune(const TuneOptions& options, std::ostream& out, bool 
   auto bench = TrialBench::create(*files);
   if (!bench) return std::unexpected(bench.error());
   Progress progress(out, terminal);
-  progress.begin("laying out", *size * options.paths.size(), 0, Clock::now());
+  progress.begin("writing a scratch file", *size * options.paths.size(), 0, Clock::now());
   const auto wrote = [&](std::uint64_t bytes) { progress.update(bytes, Clock::now()); };
   const Status laid_out = bench->lay_out(choices->defaults, *size, kLayoutShare * options.budget_s, wrote);
   progress.end();

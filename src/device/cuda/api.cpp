@@ -75,9 +75,9 @@ Result<Driver> load_driver(const std::string& library) {
   if (!missing.empty()) return refused(fmt::format("it does not have {}; a newer driver does", missing));
 
   if (const Code code = api.Init(0); code != kSuccess)
-    return refused(error_of(api, code, "cuInit", "initialising the driver").message);
+    return refused(error_of(api, code, "cuInit", "initialize the driver").message);
   if (const Code code = api.DriverGetVersion(&driver.version); code != kSuccess)
-    return refused(error_of(api, code, "cuDriverGetVersion", "asking for the version").message);
+    return refused(error_of(api, code, "cuDriverGetVersion", "read its version").message);
   return driver;
 }
 
@@ -87,7 +87,7 @@ Error error_of(const Api& api, Code code, std::string_view function, std::string
   if (api.GetErrorName(code, &name) != kSuccess || name == nullptr) name = "an unknown error";
   if (api.GetErrorString(code, &text) != kSuccess || text == nullptr) text = "no description";
   return make_error(ErrorKind::device,
-                    fmt::format("{}: {}: {} ({}, {})", action, function, name, code, text));
+                    fmt::format("cannot {}: {}: {} ({}, {})", action, function, name, code, text));
 }
 
 }  // namespace trunkline::cuda

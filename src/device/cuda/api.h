@@ -88,7 +88,7 @@ bool is_loaded(const std::string& library);
 // Loads `library` and calls cuInit. `unsupported`, saying what is missing, where it cannot be used.
 Result<Driver> load_driver(const std::string& library);
 
-// The error of `function` ("cuMemHostRegister"), which was called for `action`.
+// "cannot ACTION: FUNCTION: ...": `action` as in "open cuda:0", `function` as in "cuMemHostRegister".
 Error error_of(const Api& api, Code code, std::string_view function, std::string_view action);
 
 }  // namespace trunkline::cuda

@@ -98,7 +98,7 @@ class DirectionQueue {
     return error_of(device_.api(), code, function, action());
   }
   std::string action() const {
-    return fmt::format("copying {} {}", direction_ == Direction::from_host ? "to" : "from", device_.name());
+    return fmt::format("copy {} {}", direction_ == Direction::from_host ? "to" : "from", device_.name());
   }
 
   Status begin(const Copy& copy) {

@@ -14,13 +14,16 @@ namespace trunkline::cuda {
 Result<std::unique_ptr<CudaDevice>> CudaDevice::open(const Driver& driver, unsigned ordinal,
                                                      cufile::Session& gds) {
   const Api& api = driver.api;
-  const auto action = [&] { return fmt::format("opening cuda:{}", ordinal); };
+  const auto action = [&] { return fmt::format("open cuda:{}", ordinal); };
   int count = 0;
   if (const Code code = api.DeviceGetCount(&count); code != kSuccess)
     return std::unexpected(error_of(api, code, "cuDeviceGetCount", action()));
   if (ordinal >= static_cast<unsigned>(count)) {
-    return std::unexpected(make_error(ErrorKind::unsupported,
-                                      fmt::format("cuda:{}: there are {} CUDA devices", ordinal, count)));
+    return std::unexpected(make_error(
+        ErrorKind::unsupported,
+        fmt::format("cannot open cuda:{}: this process sees {} CUDA device{}, numbered from 0; see "
+                    "nvidia-smi and CUDA_VISIBLE_DEVICES",
+                    ordinal, count, count == 1 ? "" : "s")));
   }
   Ordinal device = 0;
   if (const Code code = api.DeviceGet(&device, static_cast<int>(ordinal)); code != kSuccess)
@@ -53,7 +56,7 @@ Result<std::unique_ptr<CopyQueue>> CudaDevice::open_queue(std::function<void()> 
 
 Result<Fence> CudaDevice::fence(void* stream) {
   const auto failed = [&](Code code, std::string_view function) {
-    return std::unexpected(error_of(*api_, code, function, fmt::format("ordering work on {}", name_)));
+    return std::unexpected(error_of(*api_, code, function, fmt::format("order work on {}", name_)));
   };
   if (auto status = usable(); !status) return std::unexpected(status.error());
   const ScopedContext context(*this);
@@ -64,8 +67,8 @@ Result<Fence> CudaDevice::fence(void* stream) {
   if (asked == kCaptureImplicit || (asked == kSuccess && capturing != kNotCapturing)) {
     return std::unexpected(make_error(
         ErrorKind::unsupported,
-        fmt::format("ordering work on {}: a CUDA graph is being captured; files are read and written "
-                    "outside of graphs",
+        fmt::format("cannot order work on {}: a CUDA graph is being captured; read and write files outside "
+                    "of graphs",
                     name_)));
   }
   if (asked != kSuccess) return failed(asked, "cuStreamIsCapturing");
@@ -81,7 +84,7 @@ Result<Fence> CudaDevice::fence(void* stream) {
 Result<std::shared_ptr<void>> CudaDevice::allocate(std::uint64_t bytes) {
   const auto failed = [&](Code code, std::string_view function) {
     return std::unexpected(
-        error_of(*api_, code, function, fmt::format("allocating {} bytes of {}", bytes, name_)));
+        error_of(*api_, code, function, fmt::format("allocate {} bytes on {}", bytes, name_)));
   };
   if (auto status = usable(); !status) return std::unexpected(status.error());
   const ScopedContext context(*this);
@@ -97,8 +100,8 @@ Result<std::shared_ptr<void>> CudaDevice::allocate(std::uint64_t bytes) {
 
 Result<std::shared_ptr<const void>> CudaDevice::pin(std::span<std::byte> memory) {
   const auto failed = [&](Code code, std::string_view function) {
-    return std::unexpected(error_of(*api_, code, function,
-                                    fmt::format("pinning {} bytes of memory for {}", memory.size(), name_)));
+    return std::unexpected(
+        error_of(*api_, code, function, fmt::format("pin {} bytes of memory for {}", memory.size(), name_)));
   };
   if (auto status = usable(); !status) return std::unexpected(status.error());
   const ScopedContext context(*this);

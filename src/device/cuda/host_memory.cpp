@@ -28,7 +28,7 @@ Result<Pin> RegisteredHostMemory::add(Device& device, std::span<std::byte> memor
   if (const std::uint64_t registered = registered_bytes_locked(memory); registered > 0) {
     return std::unexpected(make_error(
         ErrorKind::device,
-        fmt::format("pinning {} bytes of host memory: {} of them are pinned already, by another pin that "
+        fmt::format("cannot pin {} bytes of host memory: {} of them are pinned already, by another pin that "
                     "does not cover the rest; close that one first, or pin the whole before its parts",
                     memory.size(), registered)));
   }
@@ -44,12 +44,12 @@ Result<RegisteredHostMemory::Charge> RegisteredHostMemory::charge(std::shared_pt
                                                                   std::uint64_t bytes) {
   if (budget == nullptr) return Charge();
   if (!budget->take(bytes)) {
-    return std::unexpected(
-        make_error(ErrorKind::out_of_budget,
-                   fmt::format("buffer: pinning {}: the budget of {} has {} in use; free buffers or raise "
-                               "pinned_budget_bytes",
-                               format_bytes(bytes), format_bytes(budget->limit_bytes()),
-                               format_bytes(budget->used_bytes()))));
+    return std::unexpected(make_error(
+        ErrorKind::out_of_budget,
+        fmt::format("cannot pin {} of host memory: {} of the engine's budget of {} are in use; free buffers, "
+                    "or create the Engine with a larger pinned_budget_bytes",
+                    format_size(bytes), format_size(budget->used_bytes()),
+                    format_size(budget->limit_bytes()))));
   }
   const void* const not_null = budget.get();  // a null pointer would not be a charge
   return Charge(not_null, [budget = std::move(budget), bytes](const void*) { budget->give_back(bytes); });

@@ -38,7 +38,7 @@ Result<CudaDeviceInfo> describe(const Api& api, int index) {
       attribute(DeviceAttribute::compute_major) * 10 + attribute(DeviceAttribute::compute_minor);
   if (code != kSuccess)
     return std::unexpected(
-        error_of(api, code, "cuDeviceGetAttribute", fmt::format("reading the attributes of cuda:{}", index)));
+        error_of(api, code, "cuDeviceGetAttribute", fmt::format("read the attributes of cuda:{}", index)));
   int rdma = 0;  // older drivers do not have this attribute
   info.direct_rdma =
       api.DeviceGetAttribute(&rdma, DeviceAttribute::gpu_direct_rdma, device) == kSuccess && rdma != 0;
@@ -75,7 +75,7 @@ Result<CudaInfo> CudaProcess::info() {
   CudaInfo info{.version = loaded->version, .library = loaded->library, .devices = {}};
   int count = 0;
   if (const Code code = api.DeviceGetCount(&count); code != kSuccess)
-    return std::unexpected(error_of(api, code, "cuDeviceGetCount", "counting CUDA devices"));
+    return std::unexpected(error_of(api, code, "cuDeviceGetCount", "count CUDA devices"));
   for (int index = 0; index < count; ++index) {
     auto described = describe(api, index);
     if (!described) return std::unexpected(described.error());
@@ -105,7 +105,7 @@ Result<unsigned> CudaProcess::device_of(const void* address) {
                                                     reinterpret_cast<DevicePointer>(address));
   if (code != kSuccess) {
     Error error = error_of(loaded->api, code, "cuPointerGetAttribute",
-                           fmt::format("finding the GPU of the memory at {}", address));
+                           fmt::format("find the GPU of the memory at {}", address));
     error.kind = ErrorKind::invalid_argument;
     return std::unexpected(std::move(error));
   }

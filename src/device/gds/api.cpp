@@ -85,20 +85,21 @@ Error error_of(Outcome outcome, std::string_view function, std::string_view acti
   const std::string of_cuda =
       outcome.cuda_code != cuda::kSuccess ? fmt::format(", CUDA error {}", outcome.cuda_code) : "";
   return make_error(ErrorKind::device,
-                    fmt::format("{}: {}: {}{}", action, function, describe(outcome.code), of_cuda));
+                    fmt::format("cannot {}: {}: {}{}", action, function, describe(outcome.code), of_cuda));
 }
 
 Error error_of_result(ssize_t moved, std::string_view action) {
   constexpr ssize_t kFirstCode = 5000;  // below: an errno value, or -1 for an I/O error that it does not name
   if (moved < -1 && -moved < kFirstCode) {
     const int code = static_cast<int>(-moved);
-    return {ErrorKind::system, code, fmt::format("{}: {}", action, errno_reason(code)), {}};
+    return {ErrorKind::system, code, fmt::format("cannot {}: {}", action, errno_reason(code)), {}};
   }
   if (-moved >= kFirstCode)
     return make_error(ErrorKind::device,
-                      fmt::format("{}: cuFile: {}", action, describe(static_cast<int>(-moved))));
-  return make_error(ErrorKind::device, moved < 0 ? fmt::format("{}: cuFile reports an I/O error", action)
-                                                 : fmt::format("{}: cuFile moved {} bytes", action, moved));
+                      fmt::format("cannot {}: cuFile: {}", action, describe(static_cast<int>(-moved))));
+  return make_error(ErrorKind::device, moved < 0
+                                           ? fmt::format("cannot {}: cuFile reports an I/O error", action)
+                                           : fmt::format("cannot {}: cuFile moved {} bytes", action, moved));
 }
 
 }  // namespace trunkline::cufile

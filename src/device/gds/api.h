@@ -72,7 +72,7 @@ struct Api {
 // Loads `library`; opens nothing. `unsupported`, saying what is missing, where it cannot be used.
 Result<Api> load(const std::string& library);
 
-// The error of `function` ("cuFileBufRegister"), which was called for `action`.
+// "cannot ACTION: FUNCTION: ...": `action` as in "read to cuda:0", `function` as in "cuFileReadAsync".
 Error error_of(Outcome outcome, std::string_view function, std::string_view action);
 
 // The error of a read or write that reported `moved` as its bytes.

@@ -20,7 +20,7 @@ Result<std::shared_ptr<const CufileFile>> CufileFile::open(const Api& api, int f
   const Outcome outcome = api.HandleRegister(&handle, &descriptor);
   if (outcome.code == kSuccess) return std::make_shared<const CufileFile>(api, std::move(duplicate), handle);
   return std::unexpected(
-      unsupported_file(path, error_of(outcome, "cuFileHandleRegister", "registering it").message));
+      unsupported_file(path, error_of(outcome, "cuFileHandleRegister", "register it").message));
 }
 
 CufileFile::CufileFile(const Api& api, os::UniqueFd fd, Handle handle)
@@ -45,7 +45,8 @@ Result<std::shared_ptr<const GdsFile>> open_file(const cuda::CudaDevice& device,
   }
   const cuda::ScopedContext context(device);
   if (context.code() != cuda::kSuccess)
-    return std::unexpected(error_of(device.api(), context.code(), "cuCtxPushCurrent", "opening a file"));
+    return std::unexpected(
+        error_of(device.api(), context.code(), "cuCtxPushCurrent", "open a file for GPUDirect Storage"));
   Session& session = device.gds();
   const auto api = session.open_driver();
   if (!api) return unsupported(api.error().message);
@@ -53,7 +54,7 @@ Result<std::shared_ptr<const GdsFile>> open_file(const cuda::CudaDevice& device,
   const Outcome outcome = (*api)->DriverGetProperties(&properties);
   if (outcome.code != kSuccess)
     return unsupported(
-        error_of(outcome, "cuFileDriverGetProperties", "reading the properties of the driver").message);
+        error_of(outcome, "cuFileDriverGetProperties", "read the properties of its driver").message);
   if (probe == GdsProbe::bypasses_host && properties.status_flags == 0)
     return unsupported("cuFile names no storage that it reaches directly (its compatibility mode)");
   std::shared_ptr<const GdsFile> file = source.known;

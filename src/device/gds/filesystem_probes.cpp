@@ -150,7 +150,7 @@ class FileProbe {
   };
 
   std::unexpected<Error> failed(cuda::Code code, std::string_view function) const {
-    return std::unexpected(error_of(device_.api(), code, function, "probing GPUDirect Storage"));
+    return std::unexpected(error_of(device_.api(), code, function, "probe GPUDirect Storage"));
   }
 
   // Fills the device's memory with other bytes than the file's, so that those of an earlier probe cannot be
@@ -178,8 +178,8 @@ class FileProbe {
       return failed(ended, "cuStreamSynchronize");
     }
     host_reads.end();
-    if (outcome.code != kSuccess) return error_of(outcome, "cuFileReadAsync", "probing").message;
-    if (moved != static_cast<ssize_t>(bytes_)) return error_of_result(moved, "probing").message;
+    if (outcome.code != kSuccess) return error_of(outcome, "cuFileReadAsync", "probe it").message;
+    if (moved != static_cast<ssize_t>(bytes_)) return error_of_result(moved, "probe it").message;
     return std::nullopt;
   }
 
@@ -266,7 +266,7 @@ Result<WhyNot> FilesystemProbes::run(const cuda::CudaDevice& device, const Cufil
 Result<FilesystemProbes::Memory> FilesystemProbes::memory_of(const cuda::CudaDevice& device) {
   Memory& memory = memory_[device.name()];
   const auto failed = [&](cuda::Code code, std::string_view function) {
-    return std::unexpected(error_of(device.api(), code, function, "probing GPUDirect Storage"));
+    return std::unexpected(error_of(device.api(), code, function, "probe GPUDirect Storage"));
   };
   if (memory.address == 0) {
     const cuda::Code code = device.api().MemAlloc(&memory.address, kProbeBytes);

@@ -106,7 +106,7 @@ class CufileQueue final : public GdsQueue {
   };
 
   std::string action(bool to_file) const {
-    return fmt::format("{} {} by GPUDirect Storage", to_file ? "writing from" : "reading to", device_.name());
+    return fmt::format("{} {} by GPUDirect Storage", to_file ? "write from" : "read to", device_.name());
   }
   Error error(Code code, std::string_view function, bool to_file) const {
     return error_of(device_.api(), code, function, action(to_file));

@@ -36,7 +36,7 @@ Result<const Api*> Session::open_driver() {
   if (!api) return std::unexpected(api.error());
   const Outcome outcome = api->DriverOpen();
   if (outcome.code != kSuccess && outcome.code != kAlreadyOpen) {
-    Error error = error_of(outcome, "cuFileDriverOpen", "GPUDirect Storage");
+    Error error = error_of(outcome, "cuFileDriverOpen", "open the driver of GPUDirect Storage");
     error.kind = ErrorKind::unsupported;
     return std::unexpected(std::move(error));
   }

@@ -17,6 +17,7 @@
 #include "io/lane/command_result.h"
 #include "io/lane/transfer_trace.h"
 #include "os/signals_blocked.h"
+#include "trunkline/units.h"
 
 namespace trunkline::io {
 namespace {
@@ -176,9 +177,12 @@ Result<bool> Lane::prepare(Transfer& transfer) {
     if (!on_host) {
       return std::unexpected(make_error(
           ErrorKind::out_of_budget,
-          fmt::format("memory of {} needs a bounce buffer, and the budget of {} bytes of pinned memory has "
-                      "no room for one; free buffers or raise pinned_budget_bytes",
-                      memory.device->name(), options_.budget->limit_bytes())));
+          fmt::format(
+              "cannot copy through pinned memory to or from {}: {} of the engine's budget of {} are in "
+              "use, which leaves no room for a bounce buffer; free buffers, or create the Engine with "
+              "a larger pinned_budget_bytes",
+              memory.device->name(), format_size(options_.budget->used_bytes()),
+              format_size(options_.budget->limit_bytes()))));
     }
     use_page_cache(transfer);
     return true;

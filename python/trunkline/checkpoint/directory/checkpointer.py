@@ -464,7 +464,10 @@ class Checkpointer:
         others = [str(each) for each in self.steps() if each != step]
         if len(others) > 6:
             others[3:-3] = ["..."]
-        return f"; other steps: {', '.join(others)} (not checked)" if others else "; there is no other step"
+        if not others:
+            return "; there is no other step"
+        named = f"step {others[0]}" if len(others) == 1 else f"steps {', '.join(others)}"
+        return f"; {named} of this directory, not verified here, can be loaded with load(step)"
 
     @contextmanager
     def _naming_other_steps(self, step: int) -> Iterator[None]:
