@@ -21,7 +21,7 @@ from trunkline._streaming import pack as packing
 from trunkline._streaming.location import PackLocation
 from trunkline._streaming.stored import FileTensor
 from trunkline._streaming.streaming import streaming_of
-from trunkline.transformers import _packing, skeleton
+from trunkline.transformers import _packing, meta_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 WEIGHTS = "weights.safetensors"
@@ -486,13 +486,13 @@ def change(path: Path) -> None:
 def test_files_that_change_while_they_are_loaded_are_told(
     aligned: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finish = skeleton.finish
+    finish = meta_model.finish
 
     def finished(*arguments: Any) -> None:
         change(aligned / "second.safetensors")
         finish(*arguments)
 
-    monkeypatch.setattr(skeleton, "finish", finished)
+    monkeypatch.setattr(meta_model, "finish", finished)
     with pytest.raises(tl.Corrupt, match=r"second\.safetensors was modified"):
         tl.transformers.from_pretrained(aligned, memory_budget="200KB", unit_bytes=1)
     monkeypatch.undo()

@@ -22,13 +22,13 @@ RunScript = Callable[..., str]
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    from trunkline.transformers import skeleton
+    from trunkline.transformers import meta_model
 
     functions = stand_in()
     functions.fakeCudaReset()
     functions.poser = Poser()
     functions.poser.pose(monkeypatch, Shadowed)
-    monkeypatch.setattr(skeleton, "_moved", lambda tensor, device: tensor)
+    monkeypatch.setattr(meta_model, "_moved", lambda tensor, device: tensor)
     yield functions
     complaints = functions.fakeCudaComplaints()
     functions.fakeCudaReset()

@@ -309,10 +309,10 @@ def sizes_of(
 
     The second sizes are those with experts that are read as tokens are routed to them; None if it has none.
     """
-    from trunkline.transformers import skeleton as model_skeleton
+    from trunkline.transformers import meta_model
     from trunkline.transformers.stored_model import divide, dtype_argument
 
-    model = model_skeleton.make(folder, dtype_argument(dtype))
+    model = meta_model.make(folder, dtype_argument(dtype))
     _, whole, routed = divide(model)
     sizes = [None if each is None else each.sizes(model.config) for each in (whole, routed)]
     assert sizes[0] is not None

@@ -32,7 +32,7 @@ from trunkline._streaming.weight_hooks import MatchStockMatmul, WeightHooks
 from trunkline._tensor_io.memory import Device, empty_bytes
 from trunkline._trace import span
 from trunkline._types import Path
-from trunkline.transformers import skeleton
+from trunkline.transformers import meta_model
 from trunkline.transformers._expert_hooks import route
 from trunkline.transformers._options import ModelOptions, device_option, dtype_option, model_options
 from trunkline.transformers._packing import (
@@ -42,7 +42,7 @@ from trunkline.transformers._packing import (
     opened,
     planned,
 )
-from trunkline.transformers._tiers import (
+from trunkline.transformers._placement import (
     Memory,
     MemoryPlan,
     memory_arguments,
@@ -218,7 +218,7 @@ def _load(checkpoint: Checkpoint, memory: Memory, wanted: WantedPack, making: Mo
     for name, tensor in zip(names, kept, strict=True):
         _put(checkpoint.model, checkpoint.aliases[name], tensor)
     MatchStockMatmul(checkpoint.model, [each for each in checkpoint.model.parameters() if not each.is_meta])
-    skeleton.finish(checkpoint.model, folder, memory.device, checkpoint.name, making.generation_config)
+    meta_model.finish(checkpoint.model, folder, memory.device, checkpoint.name, making.generation_config)
     streaming = Streaming(None, None, sum(tensor.nbytes for tensor in kept), 0, source, plan.gpu_slots_bytes)
     if plan.streamed:
         _stream(streaming, checkpoint.layers, plan, weights.streamed, memory, remedy)

@@ -19,7 +19,7 @@ from trunkline._streaming.roofline import ExpertSizes, Sizes
 from trunkline._streaming.source import Source
 from trunkline._streaming.stored import TENSOR_ALIGNMENT, FileTensor
 from trunkline.checkpoint.save_order import await_saves_of
-from trunkline.transformers import _weights, skeleton
+from trunkline.transformers import _weights, meta_model
 from trunkline.transformers._folder import check_model_folder, check_weights
 from trunkline.transformers._options import ModelOptions
 from trunkline.transformers._weights import Weights
@@ -121,7 +121,7 @@ def read_checkpoint(
         add_download(error, found)
         raise
     tensors = stored_tensors.of_headers(headers)
-    model = skeleton.make(folder, dtype_argument(dtype), _first_dtype(headers), options)
+    model = meta_model.make(folder, dtype_argument(dtype), _first_dtype(headers), options)
     weights = _weights.find(model, tensors, str(folder))
     layers, whole, routed = divide(model, unit_bytes)
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from trunkline import _core
 from trunkline._errors import Corrupt, CutOff, Format, Unsupported
-from trunkline._formats.other_formats import part_of_checkpoint
+from trunkline._formats.loading_hints import part_of_checkpoint
 from trunkline._formats.pt import pickle as pt_pickle
 from trunkline._formats.pt import zip as pt_zip
 from trunkline._formats.pt.zip import Record

@@ -12,7 +12,7 @@ from trunkline._core import Engine
 from trunkline._errors import Format, exception_of
 from trunkline._formats.checkpoint_names import DESCRIPTOR, is_manifest, is_shard
 from trunkline._formats.dcp_names import is_dcp_name, is_torch_name
-from trunkline._formats.other_formats import step_reader
+from trunkline._formats.loading_hints import step_reader
 from trunkline._formats.safetensors.loader import (
     MAX_ATTEMPTS,
     Header,
