@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from trunkline._formats.tensor_reader import TensorReader
     from trunkline.checkpoint.directory.checkpointer import Checkpointer
     from trunkline.checkpoint.directory.open_tensors import open_tensors
+    from trunkline.checkpoint.iter_tensors import iter_tensors
     from trunkline.checkpoint.load import load
     from trunkline.checkpoint.save import SaveHandle, save, save_async
 
@@ -97,6 +98,7 @@ __all__ = [
     "__version__",
     "default_engine",
     "export_checkpoint",
+    "iter_tensors",
     "load",
     "open",
     "open_tensors",
@@ -124,6 +126,7 @@ _LAZY_NAMES = {
     "SaveHandle": "trunkline.checkpoint.save",
     "TensorReader": "trunkline._formats.tensor_reader",
     "export_checkpoint": "trunkline._checkpoint_tools.export",
+    "iter_tensors": "trunkline.checkpoint.iter_tensors",
     "load": "trunkline.checkpoint.load",
     "open_tensors": "trunkline.checkpoint.directory.open_tensors",
     "save": "trunkline.checkpoint.save",

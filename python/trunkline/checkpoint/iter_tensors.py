@@ -1,0 +1,93 @@
+"""Reading the tensors of safetensors files one after the other: trunkline.iter_tensors."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+
+from trunkline import _core
+from trunkline._arguments import check_engine
+from trunkline._core import Engine, parse_size
+from trunkline._errors import Unsupported
+from trunkline._formats.safetensors import Header, header_of
+from trunkline._formats.safetensors.folder import open_folder
+from trunkline._formats.safetensors.loader import selected_headers, version_of
+from trunkline._formats.safetensors.read_ahead import ReadOptions, tensors_in_order
+from trunkline._formats.selection import Selection
+from trunkline._paths import path_name
+from trunkline._tensor_io.memory import Device, device_argument
+from trunkline._torch_or_numpy import require_torch, torch
+from trunkline._types import Path
+from trunkline.checkpoint.load import Verify, awaited_path, kind_of_file
+from trunkline.checkpoint.save_order import await_saves_of
+
+
+def iter_tensors(
+    path: "Path | Iterable[Path]",
+    *,
+    keys: str | Iterable[str] | Callable[[str], bool] | None = None,
+    device: Device = "cpu",
+    verify: Verify = "auto",
+    memory_bytes: "int | str" = "1GiB",
+    engine: Engine | None = None,
+) -> Iterator[tuple[str, "torch.Tensor"]]:
+    """Iterate over (name, tensor) of .safetensors files, which are read at the device's speed meanwhile.
+
+        for name, tensor in iter_tensors("model_folder"):
+            parameters[name].copy_(tensor)
+
+    For models that are filled tensor by tensor, such as those of inference servers: unlike load() it never
+    holds all tensors at once. `path`: a .safetensors file; a folder of them, or its index, as for load(); or
+    a list of files. The order is that of the files, and of the tensors' bytes in them.
+
+    At most `memory_bytes` are read ahead of their use, but always one tensor; tensors that the caller keeps
+    are no longer counted. `keys`, `device`, `verify`, `engine`: as for load(). Each tensor has memory of its
+    own.
+
+    Raises the errors of load(): those of headers and arguments at once, others where the tensor would come.
+    Ending the loop early, or dropping the iterator, cancels what is being read. One thread at a time may use
+    an iterator.
+    """
+    require_torch("iter_tensors", "use trunkline.open_tensors")
+    paths = [path] if isinstance(path, str | bytes | os.PathLike) else list(path)
+    names = [path_name(each) for each in paths]
+    if not names:
+        raise ValueError("path: the list is empty; pass at least one file")
+    if verify not in ("auto", True, False):
+        raise ValueError(f'verify: must be "auto", True or False, not {verify!r}')
+    check_engine(engine)
+    options = ReadOptions(device_argument(device, names[0]), engine, verify)
+    memory = parse_size(memory_bytes, "memory_bytes")
+    selection = None if keys is None else Selection(keys)
+    with ExitStack() as stack:
+        headers, files = _open_all(names, engine, stack)
+        shown = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+        headers = selected_headers(headers, selection, shown)
+        return tensors_in_order(headers, files, stack.pop_all(), memory, options)
+    raise AssertionError  # for type checkers: no error is suppressed
+
+
+def _open_all(
+    names: list[str], engine: Engine | None, stack: ExitStack
+) -> tuple[list[Header], list[_core.File]]:
+    headers: list[Header] = []
+    files: list[_core.File] = []
+    for name in names:
+        await_saves_of(awaited_path(name))
+        kind = kind_of_file(name, engine)
+        if kind == "folder":
+            of_folder, opened, until_closed = open_folder(name, engine=engine)
+            stack.push(until_closed)
+            headers += of_folder
+            files += opened
+        elif kind == "safetensors":
+            version = version_of(name)
+            file = stack.enter_context(_core.open(name, engine=engine, direct="unless_cached"))
+            headers.append(header_of(file, name, version))
+            files.append(file)
+        else:
+            raise Unsupported(
+                None,
+                f"{name}: iter_tensors reads .safetensors files; use trunkline.load for a .pt file",
+                name,
+            )
+    return headers, files
