@@ -5,12 +5,15 @@ SGLang has an environment of its own (scripts/sglang_environment.py), since it n
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -102,6 +105,12 @@ def tokens(result: subprocess.CompletedProcess[str]) -> list[list[int]]:
     return generated
 
 
+@functools.cache
+def stock_tokens(python: str, path: str, model: Path, *, dtype: str, tp_size: int) -> list[list[int]]:
+    """What SGLang generates without Trunkline."""
+    return tokens(run(python, path, model, None, dtype=dtype, tp_size=tp_size))
+
+
 def streamed_units(result: subprocess.CompletedProcess[str]) -> list[tuple[int, int]]:
     """How many units of how many are read in each pass, as each rank has logged it."""
     found = re.findall(r"(\d+) of (\d+) units of the layers' weights", result.stderr)
@@ -120,8 +129,8 @@ def test_tokens_are_those_of_stock_sglang(
     python: str, path: str, models: Path, model: str, dtype: str, ranks: int, budget: str, tmp_path: Path
 ) -> None:
     """Twice, since the second start finds the pack and loads no weights of the layers."""
-    options = {"dtype": dtype, "tp_size": ranks}
-    expected = tokens(run(python, path, models / model, None, **options))
+    options: dict[str, Any] = {"dtype": dtype, "tp_size": ranks}
+    expected = stock_tokens(python, path, models / model, **options)
     assert len({token for each in expected for token in each}) > 20  # the model does not repeat itself
     settings = {"memory_budget": budget, "unit_bytes": 1, "pack_dir": str(tmp_path)}
     for start in ("first", "second"):
@@ -132,6 +141,36 @@ def test_tokens_are_those_of_stock_sglang(
         assert all(streamed >= units // 2 > 0 for streamed, units in counts)
         assert ("making a pack" in result.stderr) == (start == "first")
     assert not list(tmp_path.rglob(".trunkline-loading*"))
+
+
+def test_a_model_in_memory_is_loaded_by_trunkline(python: str, path: str, models: Path) -> None:
+    options: dict[str, Any] = {"dtype": "bfloat16", "tp_size": 2}
+    result = run(python, path, models / "qwen3", {"stream": False}, **options)
+    assert tokens(result) == stock_tokens(python, path, models / "qwen3", **options)
+    assert len(re.findall(r"read 0\.\d+ GB of weights", result.stderr)) == 2
+    assert streamed_units(result) == []
+
+
+def test_damaged_weights_end_the_server(python: str, path: str, models: Path, tmp_path: Path) -> None:
+    """Stock SGLang would serve them: only files with checksums can be verified."""
+    for file in (models / "llama").iterdir():
+        shutil.copy(file, tmp_path)
+    weights = tmp_path / "model.safetensors"
+    tl.save(tl.load(weights), weights)
+    with weights.open("r+b") as opened:
+        opened.seek(-100, os.SEEK_END)
+        byte = opened.read(1)
+        opened.seek(-100, os.SEEK_END)
+        opened.write(bytes([byte[0] ^ 1]))
+    result = run(python, path, tmp_path, {"stream": False})
+    assert result.returncode != 0
+    assert re.search(r"model\.safetensors is corrupt: chunk \d+ of its data", result.stderr)
+
+
+def test_weights_that_trunkline_did_not_read_end_the_server(python: str, path: str, models: Path) -> None:
+    result = run(python, path, models / "llama", {"stream": False}, load_format="dummy")
+    assert result.returncode != 0
+    assert "the weights were not read by Trunkline, but by SGLang" in result.stderr
 
 
 def test_nothing_happens_without_the_variable(python: str, path: str) -> None:
@@ -150,9 +189,11 @@ def test_nothing_happens_without_the_variable(python: str, path: str) -> None:
     [
         ("20GB", "must be JSON, such as"),
         ('{"memory_budget": "many"}', "memory_budget"),
-        ('{"memory": "20GB"}', "'memory' is unknown; known are memory_budget"),
+        ('{"memory": "20GB"}', "'memory' is unknown; known are stream, memory_budget"),
         ('{"volumes": "/nvme0"}', "volumes: must be a list of directories"),
         ("[]", "must be"),
+        ('{"stream": 0}', "stream: must be true or false, not 0"),
+        ('{"stream": false, "memory_budget": "20GB"}', 'memory_budget: has no effect with "stream": false'),
     ],
 )
 def test_bad_settings_end_the_process(python: str, path: str, settings: str, complaint: str) -> None:

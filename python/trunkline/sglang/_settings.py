@@ -10,13 +10,17 @@ from trunkline._core import parse_size
 
 VARIABLE = "TRUNKLINE_SGLANG"
 _EXAMPLE = '\'{"memory_budget": "20GB"}\''
-_KNOWN = ("memory_budget", "pack_dir", "volumes", "unit_bytes")
+_OF_STREAMING = ("memory_budget", "pack_dir", "volumes", "unit_bytes")
+_KNOWN = ("stream", *_OF_STREAMING)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """As the arguments of trunkline.transformers.from_pretrained; None: its default."""
+    """What the variable says."""
 
+    # Read weights in each pass; or False: keep all in memory, and only load them faster.
+    stream: bool = True
+    # As the arguments of trunkline.transformers.from_pretrained; None: its default.
     memory_budget: int | None = None
     pack_dir: str | None = None
     volumes: tuple[str, ...] | None = None
@@ -47,7 +51,16 @@ def _parsed(text: str) -> Settings:
         raise ValueError(f"{source}: must be a JSON object, such as {_EXAMPLE}")
     if unknown := sorted(values.keys() - set(_KNOWN)):
         raise ValueError(f"{source}: {unknown[0]!r} is unknown; known are {', '.join(_KNOWN)}")
+    stream = values.get("stream", True)
+    if not isinstance(stream, bool):
+        raise ValueError(f"{source}: stream: must be true or false, not {stream!r}")
+    if not stream and (useless := [name for name in _OF_STREAMING if values.get(name) is not None]):
+        raise ValueError(
+            f'{source}: {useless[0]}: has no effect with "stream": false, which keeps the whole model in '
+            "memory; remove one of them"
+        )
     return Settings(
+        stream=stream,
         memory_budget=_size(values, "memory_budget", source),
         pack_dir=_path(values.get("pack_dir"), "pack_dir", source),
         volumes=_paths(values.get("volumes"), source),
