@@ -29,6 +29,7 @@ LAYERS = (
         "data",
         "deepspeed",
         "sglang",
+        "vllm",
         "workload",
     ),
 )
