@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -107,8 +108,25 @@ def test_the_last_checkpoint_of_ours_and_of_a_stock_trainer(tmp_path: Path) -> N
     stock = stock_folder(tmp_path, 1)
     os.utime(stock / "trainer_state.json", (1, 1))
     assert str(tl.transformers.get_last_checkpoint(tmp_path)).endswith("step-00000006")
-    os.utime(stock / "trainer_state.json", (1e10, 1e10))
-    assert tl.transformers.get_last_checkpoint(str(tmp_path)) == str(stock)
+    later = stock_folder(tmp_path, 8)
+    os.utime(later / "trainer_state.json", (1e10, 1e10))
+    assert tl.transformers.get_last_checkpoint(str(tmp_path)) == str(later)
+    os.utime(stock / "trainer_state.json", (2e10, 2e10))
+    with pytest.raises(FileExistsError, match=r"checkpoint-8 with the highest step, and checkpoint-1, which"):
+        tl.transformers.get_last_checkpoint(tmp_path)
+
+
+def test_the_last_checkpoint_of_a_copy_without_times_is_the_last_committed(tmp_path: Path) -> None:
+    original = tmp_path / "run" / "checkpoints"
+    with tl.Checkpointer(original, keep=3) as checkpoints:
+        for step in (1, 2, 3):
+            checkpoints.save(step, {"a": torch.ones(3)})
+    shutil.copytree(original, tmp_path / "copy" / "checkpoints")
+    for step in (1, 2, 3):  # the first was copied last
+        for file in (tmp_path / "copy" / "checkpoints" / f"step-0000000{step}").iterdir():
+            os.utime(file, (1e10 - step, 1e10 - step))
+    last = tl.transformers.get_last_checkpoint(tmp_path / "copy")
+    assert last == str(tmp_path / "copy" / "checkpoints" / "step-00000003")
 
 
 def test_a_training_that_would_start_over_names_the_function(tmp_path: Path) -> None:

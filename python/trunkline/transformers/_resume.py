@@ -10,10 +10,10 @@ import json
 import operator
 import os
 import re
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trunkline import _core
 from trunkline._errors import exception_of
 from trunkline._formats.checkpoint_names import DESCRIPTOR, is_manifest, step_name, step_of
 
@@ -56,20 +56,32 @@ def get_last_checkpoint(output_dir: "str | os.PathLike[str]") -> str | None:
     """Return the path of the last checkpoint of a Trainer in its output_dir, or None.
 
     In place of transformers.trainer_utils.get_last_checkpoint, which finds only folders of stock Trainers:
-    this one finds the steps of tl.transformers.Trainer as well. If there are both, the one that was saved
-    last counts.
+    this one finds the steps of tl.transformers.Trainer as well, of which it is the one committed last.
+
+    Raises FileExistsError if there are checkpoints of both, and the one with the highest step is not the one
+    that was saved last, or was saved at the same time.
     """
-    found: list[tuple[float, int, Path]] = [
-        (_saved_at(folder / _STOCK_STATE), step, folder)
-        for step, folder in _stock_folders(os.fspath(output_dir))
-    ]
+    ours: list[tuple[int, Path]] = []
     for directory in (Path(output_dir) / "checkpoints", Path(output_dir)):
-        with suppress(OSError):  # there is no such directory
-            for folder in directory.iterdir():
-                step = step_of(folder.name)
-                if step is not None and (when := _committed_at(folder)):
-                    found.append((when, step, folder))
-    return str(max(found)[2]) if found else None
+        if (directory / DESCRIPTOR).exists():
+            # Not by times: a copy of the directory may have others.
+            latest = _core.CheckpointStore(directory, create=False).latest()
+            ours += [] if latest is None else [(latest, directory / step_name(latest))]
+    stock = _stock_folders(os.fspath(output_dir))
+    if not ours:
+        return str(max(stock)[1]) if stock else None  # as the function of transformers
+    candidates = [(step, _committed_at(folder), folder) for step, folder in ours]
+    candidates += [(step, _saved_at(folder / _STOCK_STATE), folder) for step, folder in stock]
+    _, _, highest = max(candidates)
+    _, _, last = max(candidates, key=operator.itemgetter(1, 0))
+    if highest != last:
+        raise _exists(
+            f"{output_dir} holds {highest.name} with the highest step, and {last.name}, which was saved "
+            "later: which is the last checkpoint is ambiguous; pass the path of one of them as "
+            "resume_from_checkpoint",
+            str(highest),
+        )
+    return str(highest)
 
 
 def _of_path(path: str, checkpointer: "Checkpointer", output_dir: str) -> "str | int | bool":
