@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 from trunkline import _core
 from trunkline._arguments import check_engine
@@ -11,14 +12,20 @@ from trunkline._errors import Unsupported
 from trunkline._formats.safetensors import Header, header_of
 from trunkline._formats.safetensors.folder import open_folder
 from trunkline._formats.safetensors.loader import selected_headers, version_of
-from trunkline._formats.safetensors.read_ahead import ReadOptions, tensors_in_order
+from trunkline._formats.safetensors.read_ahead import OpenFiles, ReadOptions, tensors_in_order
 from trunkline._formats.selection import Selection
 from trunkline._paths import path_name
 from trunkline._tensor_io.memory import Device, device_argument
-from trunkline._torch_or_numpy import require_torch, torch
+from trunkline._torch_or_numpy import require_torch
 from trunkline._types import Path
 from trunkline.checkpoint.load import Verify, awaited_path, kind_of_file
+from trunkline.checkpoint.ranks.store import rank_error
 from trunkline.checkpoint.save_order import await_saves_of
+
+if TYPE_CHECKING:
+    import torch.distributed
+
+_MEMORY_BYTES = 1 << 30
 
 
 def iter_tensors(
@@ -27,8 +34,9 @@ def iter_tensors(
     keys: str | Iterable[str] | Callable[[str], bool] | None = None,
     device: Device = "cpu",
     verify: Verify = "auto",
-    memory_bytes: "int | str" = "1GiB",
+    memory_bytes: "int | str" = _MEMORY_BYTES,
     engine: Engine | None = None,
+    group: "torch.distributed.ProcessGroup | None" = None,
 ) -> Iterator[tuple[str, "torch.Tensor"]]:
     """Iterate over (name, tensor) of .safetensors files, which are read at the device's speed meanwhile.
 
@@ -42,6 +50,10 @@ def iter_tensors(
     At most `memory_bytes` are read ahead of their use, but always one tensor; tensors that the caller keeps
     are no longer counted. `keys`, `device`, `verify`, `engine`: as for load(). Each tensor has memory of its
     own.
+
+    `group`: all ranks of this process group call iter_tensors() for the same files, and each reads only an
+    equal share of the bytes; the others get it through memory that ranks of one machine share, and over the
+    group from other machines. A rank that ends its loop early makes the others raise RankError.
 
     Raises the errors of load(): those of headers and arguments at once, others where the tensor would come.
     Ending the loop early, or dropping the iterator, cancels what is being read. One thread at a time may use
@@ -58,12 +70,58 @@ def iter_tensors(
     options = ReadOptions(device_argument(device, names[0]), engine, verify)
     memory = parse_size(memory_bytes, "memory_bytes")
     selection = None if keys is None else Selection(keys)
+    if group is not None:
+        return read_together(group, names, selection, options, memory)
+    opened = _opened(names, engine, selection)
+    return tensors_in_order(opened, memory, options)
+
+
+def _opened(names: list[str], engine: Engine | None, selection: Selection | None) -> OpenFiles:
+    """Open the files, and read their headers."""
     with ExitStack() as stack:
         headers, files = _open_all(names, engine, stack)
         shown = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-        headers = selected_headers(headers, selection, shown)
-        return tensors_in_order(headers, files, stack.pop_all(), memory, options)
+        return OpenFiles(selected_headers(headers, selection, shown), files, stack.pop_all())
     raise AssertionError  # for type checkers: no error is suppressed
+
+
+def read_together(
+    group: Any,
+    names: list[str],
+    selection: Selection | None,
+    options: ReadOptions,
+    memory_bytes: int = _MEMORY_BYTES,
+) -> Iterator[tuple[str, "torch.Tensor"]]:
+    """Open the files on all ranks, and return the iterator. If one fails, all raise an error."""
+    from trunkline.checkpoint.group_reading import ReadingRanks, tensors_of_group
+
+    ranks = ReadingRanks(group)
+    opened, error = None, None
+    try:
+        opened = _opened(names, options.engine, selection)
+    except Exception as failed:
+        error = failed
+    what = None if opened is None else (opened.digest(), memory_bytes, options.verify)
+    try:
+        everyone = ranks.gather((what, None if error is None else str(error)))
+        if error is not None:
+            raise error
+        assert opened is not None
+        for rank, (theirs, why) in enumerate(everyone):
+            if why is not None:
+                raise rank_error(rank, f"rank {rank} failed: {why}")
+            if theirs != what:
+                raise rank_error(
+                    rank,
+                    f"rank {rank} reads other files or tensors than rank {ranks.rank}, or with another "
+                    "memory_bytes or verify; all ranks of the group must pass the same",
+                )
+    except BaseException:
+        ranks.close()
+        if opened is not None:
+            opened.until_read.close()
+        raise
+    return tensors_of_group(ranks, opened, memory_bytes, options)
 
 
 def _open_all(

@@ -13,6 +13,7 @@ from trunkline._types import Path
 
 if TYPE_CHECKING:
     import torch
+    import torch.distributed
 
     from trunkline._formats.selection import Selection
     from trunkline._tensor_io.arrays import Array, Framework
@@ -30,6 +31,7 @@ class _Options(NamedTuple):
     mmap: bool
     selection: "Selection | None"
     framework: "Framework | None"
+    group: "torch.distributed.ProcessGroup | None"
 
 
 @overload
@@ -45,6 +47,7 @@ def load(
     keys: "str | Iterable[str] | Callable[[str], bool] | None" = None,
     dtype: "torch.dtype | str | None" = None,
     framework: Literal["numpy", "np"],
+    group: "torch.distributed.ProcessGroup | None" = None,
 ) -> "dict[str, Array]": ...
 
 
@@ -61,6 +64,7 @@ def load(
     keys: "str | Iterable[str] | Callable[[str], bool] | None" = None,
     dtype: "torch.dtype | str | None" = None,
     framework: Literal["torch", "pt"] | None = None,
+    group: "torch.distributed.ProcessGroup | None" = None,
 ) -> Any: ...
 
 
@@ -77,6 +81,7 @@ def load(
     keys: "str | Iterable[str] | Callable[[str], bool] | None" = None,
     dtype: "torch.dtype | str | None" = None,
     framework: "Framework | None" = None,
+    group: "torch.distributed.ProcessGroup | None" = None,
 ) -> Any:
     """Read what torch.save, safetensors or save() wrote: the object of a .pt file, or a dict of tensors.
 
@@ -118,6 +123,10 @@ def load(
     device of its result counts. Without it all tensors go to `device`; that they were saved from a GPU does
     not matter. `weights_only`: can only be True (ValueError), since loading runs no code of the file.
 
+    `group`: all ranks of this process group load the same .safetensors files, and each reads only an equal
+    share of the bytes; the others get it through memory that ranks of one machine share, and over the group
+    from other machines. If one rank fails, the others raise RankError.
+
     Raises Corrupt, which names file, tensor and chunk, if bytes contradict their checksum or the file is
     truncated; Format for a file in none of these formats; Unsupported for types that weights_only forbids,
     dtypes that the framework lacks, and .pt files without torch; TypeError for an open file: only files with
@@ -153,7 +162,7 @@ def load(
     locate = _devices_of(device, map_location, name)
     if framework is not None and as_arrays and locate("cpu").type != "cpu":
         raise ValueError(f"framework: arrays of numpy are in main memory, not on {locate('cpu')}")
-    options = _Options(locate, engine, verify, mmap, selection, framework)
+    options = _Options(locate, engine, verify, mmap, selection, framework, group)
     with span("checkpoint", "load", name):
         loaded = _load(name, options)
         if wanted is not None:
@@ -183,7 +192,9 @@ def _load(name: str, options: _Options) -> Any:
 
     await_saves_of(awaited_path(name))
     kind = kind_of_file(name, options.engine)
-    locate, engine, verify, mmap, selection, framework = options
+    locate, engine, verify, mmap, selection, framework, group = options
+    if group is not None:
+        return _load_together(name, kind, options)
     if kind == "pt":
         require_torch(f"{name}: loading a .pt file", "convert it to .safetensors where torch is", name)
         if framework in ("numpy", "np"):
@@ -199,6 +210,21 @@ def _load(name: str, options: _Options) -> Any:
     load_it = safetensors.load if kind == "safetensors" else safetensors.load_folder
     # The format does not say where tensors were saved; as safetensors loads them, that is the CPU.
     return load_it(name, device=locate("cpu"), engine=engine, verify=verify, mmap=mmap, selection=selection)
+
+
+def _load_together(name: str, kind: str, options: _Options) -> Any:
+    from trunkline._errors import Unsupported
+    from trunkline._formats.safetensors.read_ahead import ReadOptions
+    from trunkline.checkpoint.iter_tensors import read_together
+
+    if kind == "pt":
+        raise Unsupported(
+            None, f"group: {name} is a .pt file; only .safetensors files are read together", name
+        )
+    if options.mmap:
+        raise ValueError("mmap: a mapped file is read by each process that touches it; pass mmap or group")
+    reading = ReadOptions(options.locate("cpu"), options.engine, options.verify)
+    return dict(read_together(options.group, [name], options.selection, reading))
 
 
 def awaited_path(name: str) -> str:

@@ -28,7 +28,10 @@ def read_weights(
     """Yield what one of ITERATORS, `original`, would yield."""
     global _bytes_read
     begin, before = time.monotonic(), _bytes_read
-    for name, tensor in iter_tensors(list(hf_weights_files)):
+    group = _tensor_parallel_group()
+    # SGLang may let each rank begin with another file.
+    files = list(hf_weights_files) if group is None else sorted(hf_weights_files)
+    for name, tensor in iter_tensors(files, group=group):
         _bytes_read += tensor.nbytes
         yield name, tensor
     nbytes, seconds = _bytes_read - before, time.monotonic() - begin
@@ -38,6 +41,14 @@ def read_weights(
         seconds,
         nbytes / 1e9 / seconds if seconds else 0.0,
     )
+
+
+def _tensor_parallel_group() -> Any:
+    """Return the process group of the ranks that load the same files, for tensors in main memory; or None."""
+    from sglang.srt.runtime_context import get_parallel
+
+    parallel = get_parallel()
+    return parallel.tp_group.cpu_group if parallel.tp_size > 1 else None
 
 
 def load_and_check(original: Any, runner: Any) -> Any:

@@ -68,8 +68,9 @@ def _read(files: list[str], local_expert_ids: Any) -> Iterator[tuple[str, torch.
         def keys(name: str) -> bool:
             return not should_skip_weight(name, local_expert_ids)
 
+    group = None if keys is not None else _tensor_parallel_group()
     begin, nbytes = time.monotonic(), 0
-    for name, tensor in iter_tensors(files, keys=keys):
+    for name, tensor in iter_tensors(files, keys=keys, group=group):
         nbytes += tensor.nbytes
         yield name, tensor
     seconds = time.monotonic() - begin
@@ -79,3 +80,11 @@ def _read(files: list[str], local_expert_ids: Any) -> Iterator[tuple[str, torch.
         seconds,
         nbytes / 1e9 / seconds if seconds else 0.0,
     )
+
+
+def _tensor_parallel_group() -> Any:
+    """Return the process group of the ranks that load the same files, for tensors in main memory; or None."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    coordinator = get_tp_group()
+    return coordinator.cpu_group if coordinator.world_size > 1 else None

@@ -208,10 +208,10 @@ def load_files(
         raise ValueError(f"mmap: mapped files are in main memory, not on {device}; load without mmap")
     if mmap:
         return [_mapped(header) for header in headers]
-    all_sums = [_sums_of(header, verify) for header in headers]
+    all_sums = [checksums_of(header, verify) for header in headers]
     with GcPause():
         loaded = [
-            {tensor.name: _empty(tensor, header.path, device) for tensor in header.tensors}
+            {tensor.name: empty_tensor(tensor, header.path, device) for tensor in header.tensors}
             for header in headers
         ]
         chunks = [_chunks_to_verify(*each) for each in zip(headers, all_sums, strict=True)]
@@ -225,11 +225,12 @@ def load_files(
         sums = None if index is None else all_sums[index]
         if index is None or checksum is None or sums is None:
             raise
-        raise _corrupt_chunk(headers[index], sums, chunks[index][checksum]) from error
+        raise corrupt_chunk(headers[index], sums, chunks[index][checksum]) from error
     return loaded
 
 
-def _sums_of(header: Header, verify: Verify) -> Sums | None:
+def checksums_of(header: Header, verify: Verify) -> Sums | None:
+    """Return the checksums to verify a file by; None: there are none, or verify is False. Raises Format."""
     if verify is False:
         return None
     sums = stored_checksums.find(header.metadata, header.head, header.data_bytes, header.path)
@@ -254,7 +255,7 @@ def _mapped(header: Header) -> dict[str, torch.Tensor]:
     for stored in header.tensors:
         dtype, shape = dtype_and_shape(stored, header.path)
         if stored.begin == stored.end:
-            tensors[stored.name] = _empty(stored, header.path)
+            tensors[stored.name] = empty_tensor(stored, header.path)
             continue
         raw = torch.frombuffer(
             mapped, dtype=torch.uint8, count=stored.end - stored.begin, offset=stored.begin
@@ -289,7 +290,7 @@ def dtype_and_shape(stored: StoredTensor, path: str) -> tuple[torch.dtype, tuple
     return dtype, shape
 
 
-def _empty(stored: StoredTensor, path: str, device: torch.device = CPU) -> torch.Tensor:
+def empty_tensor(stored: StoredTensor, path: str, device: torch.device = CPU) -> torch.Tensor:
     """Allocate a tensor; a large one gets separate pages, which are freed with it."""
     dtype, shape = dtype_and_shape(stored, path)
     nbytes = stored.end - stored.begin
@@ -341,7 +342,8 @@ def _chunk_range(header: Header, sums: Sums, chunk: int) -> tuple[int, int]:
     return begin, min(begin + sums.chunk_bytes, header.file_bytes)
 
 
-def _corrupt_chunk(header: Header, sums: Sums, chunk: int) -> Corrupt:
+def corrupt_chunk(header: Header, sums: Sums, chunk: int) -> Corrupt:
+    """Make the error for a chunk of a file's data that does not match its checksum."""
     begin, end = _chunk_range(header, sums, chunk)
     names = [stored.name for stored in header.tensors if stored.begin < end and stored.end > begin]
     shown = ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,5 +1,6 @@
 """Reads all tensors of safetensors files in their order, ahead of their use, in bounded memory."""
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -27,27 +28,40 @@ class ReadOptions:
     verify: Verify
 
 
-def tensors_in_order(
-    headers: Sequence[Header],
-    files: "Sequence[_core.File]",
-    until_read: ExitStack,
-    memory_bytes: int,
-    options: ReadOptions,
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the names and tensors of all files, whose open files are `files`.
+@dataclass(frozen=True)
+class OpenFiles:
+    """Files that tensors are read from."""
 
-    `memory_bytes`: at most so much is read and not yet used, but at least one tensor. `until_read` is closed
-    at the end, or when the iterator is closed; no read is in flight then. Raises what load_files() raises.
+    headers: list[Header]  # with the tensors to read
+    files: "list[_core.File]"
+    until_read: ExitStack  # closes them
+
+    def digest(self) -> str:
+        """Return a text that is equal where the same tensors of equal headers are to be read."""
+        digest = hashlib.sha256()
+        for header in self.headers:
+            digest.update(hashlib.sha256(header.head).digest())
+            digest.update(repr((header.file_bytes, [each.name for each in header.tensors])).encode())
+        return digest.hexdigest()
+
+
+def tensors_in_order(
+    opened: OpenFiles, memory_bytes: int, options: ReadOptions
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the names and tensors of all files.
+
+    `memory_bytes`: at most so much is read and not yet used, but at least one tensor. The files are closed at
+    the end, or when the iterator is closed; no read is in flight then. Raises what load_files() raises.
     """
-    with until_read:
-        waiting = batches_of(headers, max(1, memory_bytes // _BATCHES))
+    with opened.until_read:
+        waiting = batches_of(opened.headers, max(1, memory_bytes // _BATCHES))
         reading: list[_Batch] = []
         progress = Progress("reading tensors", sum(each.nbytes for each in waiting))
         try:
             for index, batch in enumerate(waiting):
                 while len(reading) < _BATCHES_READ and index + len(reading) < len(waiting):
                     coming = waiting[index + len(reading)]
-                    reading.append(_Batch(coming, files[coming.file], options))
+                    reading.append(_Batch(coming, opened.files[coming.file], options))
                     reading[-1].start()
                 tensors = reading.pop(0).result()
                 while tensors:

@@ -1,0 +1,83 @@
+"""A rank of test_group_reading.py.
+
+group_read_ranks.py RANK SIZE STORE CASE FOLDER: prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import trunkline as tl
+
+
+def digest(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """Of names, dtypes, shapes and bytes, in their order."""
+    found = hashlib.sha256()
+    for name, tensor in tensors:
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def run(case: str, folder: Path, rank: int) -> object:
+    group = dist.group.WORLD
+    if case == "all":
+        with tl.Engine() as engine:
+            found = digest(tl.iter_tensors(folder, memory_bytes="12MiB", engine=engine, group=group))
+            nbytes: dict[str, int] = engine.stats()["bytes"]  # type: ignore[assignment]
+            return [found, sum(nbytes.values())]
+    if case == "load":
+        loaded = tl.load(folder, group=group, dtype="float32")
+        again = tl.load(folder, group=group, keys="1")
+        return [digest(sorted(loaded.items())), digest(sorted(again.items()))]
+    if case == "two at a time":
+        first = tl.iter_tensors(folder, group=group, memory_bytes="6MiB")
+        second = tl.iter_tensors(folder, group=group, memory_bytes="6MiB")
+        pairs = list(zip(first, second, strict=True))
+        return [digest(one for one, _ in pairs), digest(two for _, two in pairs)]
+    if case == "other files":
+        path = folder / f"model-{1 + rank % 2}.safetensors"
+        return digest(tl.iter_tensors(path, group=group))
+    if case == "missing on one":
+        path = folder / ("none.safetensors" if rank == 1 else "model-1.safetensors")
+        return digest(tl.iter_tensors(path, group=group))
+    if case == "ends early":
+        for _name, _tensor in tl.iter_tensors(folder, group=group, memory_bytes="6MiB"):
+            if rank == 1:
+                break
+        dist.barrier()  # the process is alive while the other ranks find out
+        return "ended"
+    if case == "dies":
+        tensors = tl.iter_tensors(folder, group=group, memory_bytes="6MiB")
+        next(tensors)
+        if rank == 1:
+            print(json.dumps("dead"), flush=True)
+            sys.stdout.flush()
+            import os
+
+            os._exit(0)
+        return digest(tensors)
+    raise AssertionError(case)
+
+
+def main() -> None:
+    rank, size, store, case, folder = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    try:
+        result = run(case, Path(folder), rank)
+    except Exception as error:
+        result = {"error": type(error).__name__, "text": str(error)}
+    if case == "ends early" and rank != 1:
+        dist.barrier()
+    print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()
