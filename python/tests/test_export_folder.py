@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,45 @@ def test_one_shard_has_no_index(checkpoint: Path, tmp_path: Path) -> None:
     done = tl.export_checkpoint(checkpoint, out, key="model")
     assert done.files == [str(out / "model.safetensors")]
     assert [each.name for each in out.iterdir()] == ["model.safetensors"]
+
+
+def test_an_empty_folder_keeps_its_protection(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "private"
+    out.mkdir()
+    out.chmod(0o2700)
+    os.setxattr(out, "user.project", b"secret")
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.chown(out, 12, 34)
+        out.chmod(0o2700)  # which the change of the owner has cleared
+    tl.export_checkpoint(checkpoint, out, key="model")
+    status = out.stat()
+    assert stat.S_IMODE(status.st_mode) == 0o2700
+    assert os.getxattr(out, "user.project") == b"secret"
+    if is_root:
+        assert (status.st_uid, status.st_gid) == (12, 34)
+        assert (out / "model.safetensors").stat().st_gid == 34  # of the folder, which is setgid
+
+
+def test_a_link_to_an_empty_folder_stays(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    tl.export_checkpoint(checkpoint, f"{tmp_path / 'link'}/", key="model")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real" / "model.safetensors").is_file()
+
+
+def test_a_mount_point_is_an_error_at_once(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "mounted"
+    out.mkdir()
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == out)
+    with pytest.raises(
+        OSError, match="it is a mount point, which cannot be replaced; name a new folder in it"
+    ):
+        tl.export_checkpoint(checkpoint, out, key="model")
+    assert list(out.iterdir()) == []
 
 
 def test_a_folder_that_is_not_empty_stays(checkpoint: Path, tmp_path: Path) -> None:
