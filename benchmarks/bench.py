@@ -8,8 +8,8 @@ reads, the last of the small reads, every token that is generated.
     make bench ARGS="--only cpu,latency --rounds 9 --json"
 
 Sections: sequential, cpu, unthrottled, random, latency (the engine); samples (training data); saving,
-loading, overlap (checkpoints); streaming (models larger than memory); many (a million tensors); workloads
-(emulated training jobs). What each measures stands at the head of its file.
+loading, filling, overlap (checkpoints); streaming (models larger than memory); many (a million tensors);
+workloads (emulated training jobs). What each measures stands at the head of its file.
 The numbers are also written to build/bench/bench.json. Those of a run of all sections are kept in
 benchmarks/results, from which make_tables.py makes the tables of docs/performance.md; `--keep FILE` puts
 those of some sections in the place of what FILE has of them. compare.py says what became slower.
@@ -30,6 +30,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import cpu_cost
+import filling
 import fio_peer
 import kept_results
 import larger_models
@@ -58,6 +59,7 @@ SECTIONS: dict[str, Callable[[Workbench], list[Comparison]]] = {
     "latency": latency.measure,
     "saving": saving.measure,
     "loading": loading.measure,
+    "filling": filling.measure,
     "overlap": overlap.measure,
     "streaming": larger_models.measure,
     "many": many_tensors.compare,
