@@ -155,6 +155,26 @@ def test_nothing_but_packs_is_removed(
     assert not tl.transformers.pack(folder)["made"]
 
 
+def test_a_folder_does_not_stand_for_the_model_of_the_hub_with_its_name(
+    cache: Path,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pack = Path(tl.transformers.pack(folder)["directories"][0])
+    manifest = json.loads((pack / "pack.json").read_text())
+    (pack / "pack.json").write_text(json.dumps(manifest | {"model": "org/small"}))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org" / "small").mkdir(parents=True)
+    printed = run(capsys, "--remove", "org/small", expect=1)
+    assert "there is no pack of the folder org/small" in printed
+    assert f"that of the Hub's model of this name is {pack.name}" in printed
+    (tmp_path / "org" / "small").rmdir()
+    run(capsys, "--remove", "org/small")
+    assert listed(capsys) == []
+
+
 def test_what_is_wrong_with_a_pack_is_listed(
     cache: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -128,7 +128,8 @@ def remove_pack(name_or_path: str) -> list[Path]:
         location.remove()
     if is_cached(location) or location.directories[0].name == BESIDE:
         with suppress(OSError):  # it holds other files
-            location.directories[0].rmdir()
+            folder = location.directories[0]
+            folder.unlink() if folder.is_symlink() else folder.rmdir()
     return list(location.directories)
 
 
@@ -152,8 +153,9 @@ def _directory_named(name_or_path: str) -> Path:
     packs = cached_packs()
     path = Path(name_or_path)
     named = [each for each in packs if each.directory.name == name_or_path]
+    # As from_pretrained: a folder of this name is meant rather than a model of the Hub.
     model = os.path.realpath(path) if path.exists() else name_or_path
-    named = named or [each for each in packs if each.model and each.model in (name_or_path, model)]
+    named = named or [each for each in packs if each.model and each.model == model]
     if len(named) > 1:
         raise ValueError(
             f"{name_or_path} has {len(named)} packs: {_names(named)}; name one of these, or its directory"
@@ -163,6 +165,15 @@ def _directory_named(name_or_path: str) -> Path:
     for directory in (path, path / BESIDE):
         if _holds_pack(directory):
             return directory.absolute()
+    of_hub = [each for each in packs if each.model == name_or_path]
+    if of_hub:
+        raise exception_of(
+            "system",
+            errno.ENOENT,
+            f"there is no pack of the folder {name_or_path}, which this name means; that of the Hub's model "
+            f"of this name is {_names(of_hub)}",
+            name_or_path,
+        )
     raise exception_of(
         "system",
         errno.ENOENT,
