@@ -16,7 +16,6 @@ from trunkline._formats.safetensors import Header, folder_headers
 from trunkline._logging import Log
 from trunkline._streaming import manifest as pack_manifest
 from trunkline._streaming import pack as packs
-from trunkline._streaming.bound_unit import UnitMemory
 from trunkline._streaming.layers import Unit, Weight, cut_layers
 from trunkline._streaming.layout import lay_out
 from trunkline._streaming.location import PackLocation
@@ -32,6 +31,7 @@ from trunkline._streaming.weight_hooks import WeightHooks
 from trunkline.sglang._checks import check_layers, check_options
 from trunkline.sglang._loading_memory import LoadingMemory
 from trunkline.sglang._report import log_regularly
+from trunkline.sglang._retries import RetryingMemory
 from trunkline.sglang._settings import VARIABLE, Settings
 
 _log = Log("stream")
@@ -72,7 +72,7 @@ def load_streamed(original: Any, runner: Any, settings: Settings) -> Any:
             )
         check_layers(layers.all)
         manifest = _make(place, layers) if known is None else known
-    _stream(runner, place, layers, manifest, budget_argument(settings.memory_budget, torch.device("cpu")))
+    _stream(runner, place, layers, manifest, settings)
     return result
 
 
@@ -185,8 +185,8 @@ def _make(place: _Place, layers: Any) -> Manifest:
         )
 
 
-def _stream(runner: Any, place: _Place, layers: Any, manifest: Manifest, budget: int) -> None:
-    model = runner.model
+def _stream(runner: Any, place: _Place, layers: Any, manifest: Manifest, settings: Settings) -> None:
+    model, budget = runner.model, budget_argument(settings.memory_budget, torch.device("cpu"))
     if [(each.name, each.dtype, each.shape) for each in manifest.tensors] != [
         (each.name, each.dtype, each.shape) for each in _wanted(layers)
     ]:
@@ -217,7 +217,7 @@ def _stream(runner: Any, place: _Place, layers: Any, manifest: Manifest, budget:
         raise Format(None, f"{place.location.display_name}: the pack was replaced meanwhile; start again")
     stream = WeightStream(files, [unit.described for unit in units], memory_bytes=budget - resident)
     remedy = f"remove {place.location.directories[0] / pack_manifest.NAME} to rebuild the pack"
-    memory = UnitMemory(stream, remedy, may_require_gradients=False)
+    memory = RetryingMemory(stream, remedy, may_require_gradients=False, retry_seconds=settings.retry_seconds)
     hooks = WeightHooks(layers.all, layers.units, [unit.views(False) for unit in units], memory)
     streaming = Streaming(stream, hooks, resident, 0, str(place.location.directories[0] / manifest.weights))
     stays = stream.placement["resident"]

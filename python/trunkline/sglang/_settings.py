@@ -10,7 +10,7 @@ from trunkline._core import parse_size
 
 VARIABLE = "TRUNKLINE_SGLANG"
 _EXAMPLE = '\'{"memory_budget": "20GB"}\''
-_OF_STREAMING = ("memory_budget", "pack_dir", "volumes", "unit_bytes")
+_OF_STREAMING = ("memory_budget", "pack_dir", "volumes", "unit_bytes", "retry_seconds")
 _KNOWN = ("stream", *_OF_STREAMING)
 
 
@@ -25,6 +25,7 @@ class Settings:
     pack_dir: str | None = None
     volumes: tuple[str, ...] | None = None
     unit_bytes: int | None = None
+    retry_seconds: float = 60.0  # SGLang itself ends a server that computes for 300 s (--watchdog-timeout)
 
 
 def settings_of_environment() -> Settings | None:
@@ -65,6 +66,7 @@ def _parsed(text: str) -> Settings:
         pack_dir=_path(values.get("pack_dir"), "pack_dir", source),
         volumes=_paths(values.get("volumes"), source),
         unit_bytes=_size(values, "unit_bytes", source),
+        retry_seconds=_seconds(values.get("retry_seconds", Settings.retry_seconds), source),
     )
 
 
@@ -79,6 +81,12 @@ def _size(values: dict[str, Any], name: str, source: str) -> int | None:
     if size < 1:
         raise ValueError(f"{source}: {name}: must be at least 1")
     return size
+
+
+def _seconds(value: Any, source: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        raise ValueError(f"{source}: retry_seconds: must be a number of seconds, not {value!r}")
+    return float(value)
 
 
 def _path(value: Any, name: str, source: str) -> str | None:
