@@ -20,6 +20,9 @@ import torch
 import transformers
 
 import trunkline as tl
+from trunkline._streaming import pack_cache
+from trunkline.sglang._model_loading import _location_of
+from trunkline.sglang._settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -171,6 +174,33 @@ def test_weights_that_trunkline_did_not_read_end_the_server(python: str, path: s
     result = run(python, path, models / "llama", {"stream": False}, load_format="dummy")
     assert result.returncode != 0
     assert "the weights were not read by Trunkline, but by SGLang" in result.stderr
+
+
+def test_packs_are_in_the_cache_unless_another_place_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRUNKLINE_CACHE", str(tmp_path / "cache"))
+    model = tmp_path / "model"
+
+    def directories(rank: str = "rank0", **settings: Any) -> list[Path]:
+        return list(_location_of(model, Settings(**settings), rank, "bfloat16").directories)
+
+    [cached] = directories()
+    assert cached.parent == pack_cache.packs_directory()
+    assert cached != directories("rank1")[0]
+    assert directories(pack_dir=str(tmp_path / "mine")) == [tmp_path / "mine" / "rank0"]
+    assert directories(volumes=("/a", "/b")) == [Path("/a/rank0"), Path("/b/rank0")]
+    earlier = tmp_path / "cache" / "packs" / "x"  # any pack: where earlier versions made it, it is used
+    llama = tmp_path / "llama"
+    transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            num_hidden_layers=1, hidden_size=16, intermediate_size=16, num_attention_heads=2, vocab_size=32
+        )
+    ).save_pretrained(llama)
+    tl.transformers.pack(llama, [earlier])
+    (model / "trunkline-pack").mkdir(parents=True)
+    earlier.rename(model / "trunkline-pack" / "rank0")
+    assert directories() == [model / "trunkline-pack" / "rank0"]
 
 
 def test_nothing_happens_without_the_variable(python: str, path: str) -> None:

@@ -21,7 +21,7 @@ from trunkline._streaming.layout import lay_out
 from trunkline._streaming.location import PackLocation
 from trunkline._streaming.manifest import Manifest, Recipe
 from trunkline._streaming.memory import budget_argument
-from trunkline._streaming.pack_cache import BESIDE
+from trunkline._streaming.pack_cache import BESIDE, cached_location
 from trunkline._streaming.roofline import Sizes
 from trunkline._streaming.source import Source
 from trunkline._streaming.stored import FileTensor
@@ -90,13 +90,23 @@ def _place_of(runner: Any, settings: Settings) -> _Place:
             str(folder),
         )
     name = f"sglang-rank{parallel.tp_rank}of{parallel.tp_size}"
-    roots = settings.volumes or (settings.pack_dir or str(folder / BESIDE),)
     dtype = str(config.dtype).removeprefix("torch.")
     digest = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
     unit = f" in units of {settings.unit_bytes}" if settings.unit_bytes else ""
     converter = f"sglang {sglang.__version__}, torch {torch.__version__}, {name}{unit}"
-    location = PackLocation(tuple(Path(root).absolute() / name for root in roots))
+    location = _location_of(folder, settings, name, dtype)
     return _Place(location, folder_headers(str(folder)), Recipe(digest, dtype, converter), str(folder))
+
+
+def _location_of(folder: Path, settings: Settings, name: str, dtype: str) -> PackLocation:
+    """Return where the pack of a rank is, or is to be made; `name`: of the rank."""
+    roots = settings.volumes or ((settings.pack_dir,) if settings.pack_dir else ())
+    beside = folder / BESIDE / name
+    if not roots and pack_manifest.read(beside) is not None:  # where packs were made by default before
+        return PackLocation((beside,))
+    if roots:
+        return PackLocation(tuple(Path(root).absolute() / name for root in roots))
+    return cached_location(str(folder), str(folder), name, dtype)
 
 
 def _layers_class() -> Any:
