@@ -13,6 +13,8 @@ _NUMBERS = {
         "io_uring_setup": 425,
         "io_uring_enter": 426,
         "io_uring_register": 427,
+        "link": 86,
+        "linkat": 265,
         "openat2": 437,
         "renameat2": 316,
         "statx": 332,
@@ -25,6 +27,8 @@ _NUMBERS = {
         "io_uring_setup": 425,
         "io_uring_enter": 426,
         "io_uring_register": 427,
+        "link": 37,  # as linkat, which is all that there is
+        "linkat": 37,
         "openat2": 437,
         "renameat2": 276,
         "statx": 291,

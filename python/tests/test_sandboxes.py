@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import RunScript
 from sandboxed import SANDBOXES
 from support_loop import why_not
 
@@ -18,6 +19,32 @@ def test_saving_and_loading(tmp_path: Path, sandbox: str) -> None:
     command = [sys.executable, str(HERE / "sandboxed.py"), str(tmp_path), sandbox]
     result = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_a_filesystem_that_can_name_no_file_safely_is_rejected(run_script: RunScript) -> None:
+    """Such as those of object stores: neither flags of rename nor hard links."""
+    run_script(
+        """
+        import errno, sys
+        sys.path.insert(0, sys.argv[1])
+        from support_seccomp import forbid
+        forbid({"renameat2": errno.EINVAL, "link": errno.EPERM, "linkat": errno.ENOSYS})
+        import torch
+        import trunkline as tl
+
+        tl.save({"a": torch.ones(3)}, "a.pt")
+        assert torch.equal(tl.load("a.pt")["a"], torch.ones(3))
+        try:
+            tl.Checkpointer("run").save(1, {"a": torch.ones(3)}, block=True)
+        except tl.Unsupported as error:
+            assert "cannot create " in str(error), error
+            assert "nor make hard links" in str(error), error
+            assert "use another filesystem" in str(error), error
+        else:
+            raise AssertionError("saved")
+        """,
+        str(HERE),
+    )
 
 
 def test_two_machines_on_one_shared_directory() -> None:

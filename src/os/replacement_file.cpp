@@ -19,6 +19,21 @@ namespace {
 constexpr trace::Kind kSync{"fsync", trace::Category::checkpoint};
 constexpr mode_t kNewFile = 0666;  // minus the umask, as for any file that a program writes
 
+// Whether this error of link(2) may come from a filesystem without hard links.
+bool may_lack_links(int code) {
+  return code == EPERM || code == ENOSYS || code == EOPNOTSUPP || code == EMLINK;
+}
+
+Error unsupported_naming(const std::string& target) {
+  return {.kind = ErrorKind::unsupported,
+          .code = EOPNOTSUPP,
+          .message = fmt::format(
+              "cannot create {}: its filesystem can neither rename a file without replacing another one, nor "
+              "make hard links, so two processes could replace each other's files; use another filesystem",
+              target),
+          .path = target};
+}
+
 }  // namespace
 
 ReplacementFile::ReplacementFile(std::string target, IfPresent if_present,
@@ -129,10 +144,13 @@ Status ReplacementFile::name() {
     close();
     return {};
   }
-  // Like the rename, a link fails when the name exists. The temporary name is then removed at destruction.
-  if (flags != 0 && may_lack_rename_flags(errno) && ::link(written_.c_str(), target_.c_str()) == 0) {
-    close();
-    return {};
+  if (flags != 0 && may_lack_rename_flags(errno)) {
+    // Like the rename, a link fails when the name exists. The temporary name is then removed at destruction.
+    if (::link(written_.c_str(), target_.c_str()) == 0) {
+      close();
+      return {};
+    }
+    if (may_lack_links(errno)) return std::unexpected(unsupported_naming(target_));
   }
   return std::unexpected(system_error(errno, fmt::format("rename {} to {}", written_, target_), target_));
 }
