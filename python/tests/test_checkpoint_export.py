@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from conftest import RunScript
 
 import trunkline as tl
+from trunkline._checkpoint_tools import difference
 from trunkline._checkpoint_tools.difference import compare
 
 
@@ -362,3 +364,19 @@ def test_a_running_save_is_awaited(tmp_path: Path) -> None:
         checkpoints.save(step, {"w": torch.full((1_000_000,), float(step))})
         tl.export_checkpoint(tmp_path / "run", tmp_path / f"{step}.pt")
         assert tl.load(tmp_path / f"{step}.pt")["w"][0] == step
+
+
+@pytest.mark.parametrize("source", ["run", "run/step-00000001", "link"])
+def test_the_folder_of_a_step_is_not_a_target(tmp_path: Path, source: str) -> None:
+    """A shard of the checkpoint that is read would be replaced."""
+    run = tmp_path / "run"
+    tl.Checkpointer(run).save(1, {"w": torch.ones(3)}, block=True)
+    (tmp_path / "link").symlink_to(run)
+    [shard] = (run / "step-00000001").glob("shard-*.safetensors")
+    before = shard.read_bytes()
+    for out in (shard, run / "step-00000001/new.pt", run / "step-00000001/folder/"):
+        with pytest.raises(FileExistsError, match="in the folder of a checkpoint"):
+            tl.export_checkpoint(tmp_path / source, f"{out}{'/' if out.name == 'folder' else ''}", force=True)
+    assert shard.read_bytes() == before
+    assert not (run / "step-00000001/folder").exists()
+    tl.export_checkpoint(tmp_path / source, run.with_name("outside.pt"))
