@@ -380,3 +380,43 @@ def test_the_folder_of_a_step_is_not_a_target(tmp_path: Path, source: str) -> No
     assert shard.read_bytes() == before
     assert not (run / "step-00000001/folder").exists()
     tl.export_checkpoint(tmp_path / source, run.with_name("outside.pt"))
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "base": lambda base: base,
+    "transposed": lambda base: base.t(),
+    "columns": lambda base: base[:, 2:5],
+    "even": lambda base: base[::2],
+    "expanded": lambda base: base[:1].expand(50, 6),
+    "scalar": lambda base: base[7, 5],
+    "diagonal": lambda base: base.diagonal(),
+    "permuted": lambda base: base.view(2, 4, 6).permute(2, 0, 1),
+    "empty": lambda base: base[3:3],
+}
+
+
+@pytest.mark.parametrize("window_bytes", [64, 1 << 20])
+def test_diff_compares_views_by_their_elements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window_bytes: int
+) -> None:
+    """What is between them, and behind them, does not count, however small the windows are."""
+    monkeypatch.setattr(difference, "_WINDOW_BYTES", window_bytes)
+    base = torch.arange(48.0).reshape(8, 6)
+    changed = base.clone()
+    changed[1, 3] += 0.5
+    for number, (here, there) in enumerate(((base, base), (base, changed))):
+        ours = {name: view(here) for name, view in VIEWS.items()}
+        theirs = {name: view(there) for name, view in VIEWS.items()}
+        expected = {name: int((ours[name] != theirs[name]).sum()) for name in VIEWS}
+        sources = [tmp_path / f"{number}-{each}" for each in ("ours", "theirs", "cloned", "theirs.pt")]
+        cloned = {name: view.clone() for name, view in theirs.items()}
+        for path, state in zip(sources, (ours, theirs, cloned), strict=False):
+            tl.Checkpointer(path).save(1, state, block=True)
+        tl.save(theirs, sources[3])
+        for other in sources[1:]:
+            found = compare(sources[0], other)
+            assert {each.name: each.elements for each in found.tensors} == {
+                name: count for name, count in expected.items() if count
+            }
+            assert {each.max_abs for each in found.tensors} <= {0.5}
+        assert compare(sources[3], sources[3]).is_same
