@@ -435,3 +435,23 @@ def test_a_part_whose_tensors_overlap_with_those_of_another_part(tmp_path: Path,
         assert found.keys() == part.keys()
         assert all(torch.equal(found[name], part[name]) for name in part)
         assert compare(tmp_path / "run", tmp_path / "run", key=key).is_same
+
+
+def test_errors_of_writing_name_the_output(run_script: RunScript) -> None:
+    run_script(
+        """
+        import os, resource, signal, torch, trunkline as tl
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        tl.Checkpointer("run").save(1, {"w": torch.zeros(1 << 20)}, block=True)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        try:
+            tl.export_checkpoint("run", "out.pt")
+        except OSError as error:
+            assert error.filename == os.path.abspath("out.pt"), error.filename
+            assert os.path.abspath("out.pt") in str(error) and "/proc/" not in str(error), error
+        else:
+            raise AssertionError("nothing was raised")
+        assert os.listdir() == ["run"]
+        """
+    )
