@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from conftest import RunScript
 
 import trunkline as tl
+from trunkline._checkpoint_tools import difference
 from trunkline._checkpoint_tools.difference import compare
 
 
@@ -362,3 +364,94 @@ def test_a_running_save_is_awaited(tmp_path: Path) -> None:
         checkpoints.save(step, {"w": torch.full((1_000_000,), float(step))})
         tl.export_checkpoint(tmp_path / "run", tmp_path / f"{step}.pt")
         assert tl.load(tmp_path / f"{step}.pt")["w"][0] == step
+
+
+@pytest.mark.parametrize("source", ["run", "run/step-00000001", "link"])
+def test_the_folder_of_a_step_is_not_a_target(tmp_path: Path, source: str) -> None:
+    """A shard of the checkpoint that is read would be replaced."""
+    run = tmp_path / "run"
+    tl.Checkpointer(run).save(1, {"w": torch.ones(3)}, block=True)
+    (tmp_path / "link").symlink_to(run)
+    [shard] = (run / "step-00000001").glob("shard-*.safetensors")
+    before = shard.read_bytes()
+    for out in (shard, run / "step-00000001/new.pt", run / "step-00000001/folder/"):
+        with pytest.raises(FileExistsError, match="in the folder of a checkpoint"):
+            tl.export_checkpoint(tmp_path / source, f"{out}{'/' if out.name == 'folder' else ''}", force=True)
+    assert shard.read_bytes() == before
+    assert not (run / "step-00000001/folder").exists()
+    tl.export_checkpoint(tmp_path / source, run.with_name("outside.pt"))
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "base": lambda base: base,
+    "transposed": lambda base: base.t(),
+    "columns": lambda base: base[:, 2:5],
+    "even": lambda base: base[::2],
+    "expanded": lambda base: base[:1].expand(50, 6),
+    "scalar": lambda base: base[7, 5],
+    "diagonal": lambda base: base.diagonal(),
+    "permuted": lambda base: base.view(2, 4, 6).permute(2, 0, 1),
+    "empty": lambda base: base[3:3],
+}
+
+
+@pytest.mark.parametrize("window_bytes", [64, 1 << 20])
+def test_diff_compares_views_by_their_elements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window_bytes: int
+) -> None:
+    """What is between them, and behind them, does not count, however small the windows are."""
+    monkeypatch.setattr(difference, "_WINDOW_BYTES", window_bytes)
+    base = torch.arange(48.0).reshape(8, 6)
+    changed = base.clone()
+    changed[1, 3] += 0.5
+    for number, (here, there) in enumerate(((base, base), (base, changed))):
+        ours = {name: view(here) for name, view in VIEWS.items()}
+        theirs = {name: view(there) for name, view in VIEWS.items()}
+        expected = {name: int((ours[name] != theirs[name]).sum()) for name in VIEWS}
+        sources = [tmp_path / f"{number}-{each}" for each in ("ours", "theirs", "cloned", "theirs.pt")]
+        cloned = {name: view.clone() for name, view in theirs.items()}
+        for path, state in zip(sources, (ours, theirs, cloned), strict=False):
+            tl.Checkpointer(path).save(1, state, block=True)
+        tl.save(theirs, sources[3])
+        for other in sources[1:]:
+            found = compare(sources[0], other)
+            assert {each.name: each.elements for each in found.tensors} == {
+                name: count for name, count in expected.items() if count
+            }
+            assert {each.max_abs for each in found.tensors} <= {0.5}
+        assert compare(sources[3], sources[3]).is_same
+
+
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+def test_a_part_whose_tensors_overlap_with_those_of_another_part(tmp_path: Path, suffix: str) -> None:
+    """Only both together say which bytes of the shared memory are stored."""
+    columns = torch.arange(40.0).view(4, 10)
+    state = {"model": {"q": columns[:, :5].t()}, "ema": {"k": columns[:, 4:8]}}
+    tl.Checkpointer(tmp_path / "run").save(1, state, block=True)
+    for key, part in state.items():
+        out = tmp_path / f"{key}.{suffix}"
+        tl.export_checkpoint(tmp_path / "run", out, key=key)
+        found = tl.load(out)
+        assert found.keys() == part.keys()
+        assert all(torch.equal(found[name], part[name]) for name in part)
+        assert compare(tmp_path / "run", tmp_path / "run", key=key).is_same
+
+
+def test_errors_of_writing_name_the_output(run_script: RunScript) -> None:
+    run_script(
+        """
+        import os, resource, signal, torch, trunkline as tl
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        tl.Checkpointer("run").save(1, {"w": torch.zeros(1 << 20)}, block=True)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        try:
+            tl.export_checkpoint("run", "out.pt")
+        except OSError as error:
+            assert error.filename == os.path.abspath("out.pt"), error.filename
+            assert os.path.abspath("out.pt") in str(error) and "/proc/" not in str(error), error
+        else:
+            raise AssertionError("nothing was raised")
+        assert os.listdir() == ["run"]
+        """
+    )

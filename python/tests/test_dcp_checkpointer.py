@@ -1,11 +1,13 @@
 """trunkline.dcp.Checkpointer: the steps of a run, as a training saves and continues them."""
 
+import errno
 import json
 import os
 import pickle
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,8 @@ from conftest import RunScript
 from support_dcp import numbers, save, shards
 
 import trunkline as tl
+from trunkline._checkpoint_tools import cli
+from trunkline._checkpoint_tools.dcp_directory import collect
 from trunkline.dcp import _checkpointer
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -330,17 +334,23 @@ def test_the_error_of_a_save_that_nobody_waited_for_is_printed_at_exit(run_scrip
     assert "no space left" in said
 
 
-def test_a_forked_child_does_not_wait_for_the_saves_of_its_parent(run_script: RunScript) -> None:
+@pytest.mark.parametrize("call", ["async_save", "save"])
+def test_a_forked_child_does_not_wait_for_the_saves_of_its_parent(run_script: RunScript, call: str) -> None:
     run_script(
         """
-        import os, threading, warnings, torch, trunkline as tl
+        import os, sys, threading, time, warnings, torch, trunkline as tl
         from trunkline.dcp import _writer
 
         warnings.simplefilter("ignore")  # of torch, that this is one process
         release, stock = threading.Event(), _writer.format_manifest
         _writer.format_manifest = lambda *arguments: (release.wait(60), stock(*arguments))[1]
         checkpoints = tl.dcp.Checkpointer("run")
-        checkpoints.async_save(1, {"w": torch.zeros(3)})
+        if sys.argv[1:] == ["save"]:
+            threading.Thread(target=checkpoints.save, args=(1, {"w": torch.zeros(3)})).start()
+            while checkpoints._pending is None or not checkpoints._pending.has_begun:
+                time.sleep(0.01)
+        else:
+            checkpoints.async_save(1, {"w": torch.zeros(3)})
         child = os.fork()
         if child == 0:
             try:
@@ -353,25 +363,161 @@ def test_a_forked_child_does_not_wait_for_the_saves_of_its_parent(run_script: Ru
         release.set()
         checkpoints.wait()
         assert checkpoints.latest() == 1
-        """
+        """,
+        call,
     )
 
 
 def test_a_signal_handler_is_told_to_set_a_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints = tl.dcp.Checkpointer(tmp_path / "run")
     stock = _checkpointer.save
-    raised = []
+    has_run = threading.Event()
+    raised: list[str] = []
+
+    def handler(number: int, frame: Any) -> None:
+        for call in (lambda: checkpoints.save(2, state(2)), lambda: checkpoints.load(state(2))):
+            with pytest.raises(tl.Error, match="set a flag in the handler") as error:
+                call()
+            raised.append(str(error.value))
+        has_run.set()
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
-        with pytest.raises(tl.Error, match="set a flag in the handler") as error:
-            checkpoints.save(2, state(2))  # what a handler would do here
-        raised.append(error)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        assert has_run.wait(60)
         return stock(*arguments, **options)
 
     monkeypatch.setattr(_checkpointer, "save", interrupted)
-    checkpoints.save(1, state(1))
-    assert raised
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        checkpoints.save(1, state(1))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(raised) == 2
     assert checkpoints.steps() == [1]
+
+
+def no_removal_of(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let removals of files of this name fail, as on a volume that is mounted read-only."""
+    stock = Path.unlink
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        if path.name == name:
+            raise PermissionError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        stock(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+
+
+def test_a_shard_that_cannot_be_removed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    checkpoints = tl.dcp.Checkpointer(run, keep=1, volumes=[tmp_path / "v"])
+    checkpoints.save(1, state(1))
+    [shard] = (tmp_path / "v").iterdir()
+    with monkeypatch.context() as during:
+        no_removal_of(shard.name, during)
+        with pytest.raises(
+            tl.Error,
+            match=rf"step 1 .* not a checkpoint any more, .*: cannot remove {shard}: .*checkpoint gc {run}",
+        ) as caught:
+            checkpoints.delete(1)
+        assert caught.value.errno == errno.EROFS
+        assert checkpoints.steps() == []
+        found = collect(str(run), dry_run=False)
+        assert (found["removed"], found["bytes"]) == ([], 0)
+        [problem] = found["problems"]
+        assert (problem["errno"], problem["path"]) == (errno.EROFS, str(shard))
+        assert f"cannot remove {shard}" in problem["message"]
+        with pytest.warns(RuntimeWarning, match=f"what an earlier save left: cannot remove {shard}"):
+            checkpoints.save(2, state(2))
+    assert shard.exists()
+    assert [each["path"] for each in collect(str(run), dry_run=False)["removed"]] == [
+        str(run / "step-00000001")
+    ]
+    assert not shard.exists()
+    [kept] = (tmp_path / "v").iterdir()
+    no_removal_of(kept.name, monkeypatch)
+    with pytest.warns(RuntimeWarning, match=f"could not remove step 2: .*cannot remove {kept}"):
+        checkpoints.save(3, state(3))
+    assert checkpoints.steps() == [3]
+
+
+def test_the_command_line_fails_where_a_shard_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    tl.dcp.Checkpointer(run).save(1, state(1))
+    [shard] = shards(run / "step-00000001")
+    no_removal_of(shard.name, monkeypatch)
+    assert cli.main(["rm", str(run), "1"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert f"cannot remove {shard}" in printed.err
+    assert cli.main(["gc", str(run), "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["removed"] == []
+    assert document["problems"][0]["path"] == str(shard)
+
+
+def test_folders_that_do_not_count_are_named(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    checkpoints = tl.dcp.Checkpointer(run, keep=2)
+    for step in (1, 2, 3):
+        checkpoints.save(step, state(step))
+    (run / "step-00000003").rename(run / "step-3")
+    (run / "step-00000004").symlink_to(tmp_path / "not mounted")
+    with pytest.warns(RuntimeWarning) as warned:
+        again = tl.dcp.Checkpointer(run, keep=2)
+    found = sorted(str(each.message) for each in warned)
+    assert len(found) == 2
+    assert "step-00000004 is ignored: it is a symbolic link to" in found[0]
+    assert "step-3 is ignored: rename it to step-00000003" in found[1]
+    assert loaded(again) == 2  # warned once
+    with pytest.warns(RuntimeWarning, match="is ignored"):
+        loaded(checkpoints)
+
+
+def test_a_step_whose_manifest_cannot_be_read_is_not_removed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    checkpoints = tl.dcp.Checkpointer(run, keep=2)
+    for step in (1, 2):
+        checkpoints.save(step, state(step))
+    manifest = run / "step-00000002/dcp.manifest"
+    whole = manifest.read_bytes()
+    manifest.write_bytes(whole[:-10])  # behind the number of its commit
+    assert b"commit-" in whole[:-10]
+    again = tl.dcp.Checkpointer(run, keep=1)
+    assert loaded(again, 1) == 1
+    with pytest.warns(RuntimeWarning, match=f"could not remove step 2: {manifest} is corrupt"):
+        again.save(3, state(3))
+    assert again.steps() == [2, 3]
+    assert shards(run / "step-00000002")
+
+
+def test_arguments_that_are_not_a_state_are_named(tmp_path: Path) -> None:
+    checkpoints: Any = tl.dcp.Checkpointer(tmp_path / "run")
+    for act in (checkpoints.save, checkpoints.async_save):
+        with pytest.raises(TypeError, match="state_dict: must be a dict, not list"):
+            act(2, [torch.zeros(3)])
+    with pytest.raises(TypeError, match=r"state_dict: must be a dict, not int; .* load\(state_dict, step\)"):
+        checkpoints.load(1)
+
+
+def test_saves_in_an_exit_handler(run_script: RunScript, tmp_path: Path) -> None:
+    run_script(
+        """
+        import atexit, warnings, torch, trunkline as tl
+
+        warnings.simplefilter("ignore")  # of torch, that this is one process
+        checkpoints = tl.dcp.Checkpointer("run")
+
+        def at_exit():
+            checkpoints.save(1, {"w": torch.zeros(3)})
+            checkpoints.async_save(2, {"w": torch.ones(3)}).result()
+
+        atexit.register(at_exit)
+        """
+    )
+    assert tl.dcp.Checkpointer(tmp_path / "run").steps() == [1, 2]
 
 
 def command(*arguments: "str | Path", expect: int = 0) -> str:

@@ -123,3 +123,59 @@ def test_a_file_in_place_of_the_directory_is_a_typed_error(tmp_path: Path) -> No
         assert str(error) == message
     with pytest.raises(tl.NotADirectoryError, match="/file is not a directory; name the directory of a"):
         tl.dcp.StorageReader(file).read_metadata()
+
+
+def test_a_writer_leaves_the_directory_of_a_run_alone(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    tl.dcp.Checkpointer(run).save(1, STATE)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(torch_dcp.CheckpointException) as caught:  # type: ignore[attr-defined]
+        torch_dcp.save(STATE, storage_writer=tl.dcp.StorageWriter(run), no_dist=True)
+    [error] = [error for error, _ in caught.value.failures.values()]
+    assert isinstance(error, tl.Error)
+    assert error.errno == errno.ENOTEMPTY
+    assert f"{run}: it holds the steps of a run" in str(error)
+    assert f"use a separate directory, for example {run}-single" in str(error)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_run_says_what_to_do_about_a_single_checkpoint(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    torch_dcp.save(STATE, storage_writer=tl.dcp.StorageWriter(run), no_dist=True)
+    with pytest.raises(tl.Error, match=r"\(dcp.manifest\); name another directory"):
+        tl.dcp.Checkpointer(run)
+    step = run / "step-00000001"  # as an earlier version allowed it
+    torch_dcp.save(STATE, storage_writer=tl.dcp.StorageWriter(step), no_dist=True)
+    with pytest.raises(tl.Error, match=r"beside its steps, .*; move that file and the rank\*.shard files"):
+        tl.dcp.Checkpointer(run)
+    with pytest.raises(tl.Error, match=f"open the directory above it, {run}, or"):
+        tl.dcp.Checkpointer(step)
+
+
+def test_a_run_leaves_a_checkpoint_of_torch_in_the_folder_of_a_step(tmp_path: Path) -> None:
+    checkpoints = tl.dcp.Checkpointer(tmp_path / "run")
+    checkpoints.save(1, STATE)
+    step = tmp_path / "run/step-00000001"
+    torch_dcp.save(STATE, checkpoint_id=str(step), no_dist=True)
+    before = {path: path.stat().st_mtime_ns for path in step.iterdir()}
+    for save in (checkpoints.save, checkpoints.async_save):
+        with pytest.raises(
+            FileExistsError, match=rf"{step} contains .*FileSystemWriter \(.metadata\).* move"
+        ):
+            save(1, STATE)
+    assert {path: path.stat().st_mtime_ns for path in step.iterdir()} == before
+    checkpoints.save(2, STATE)
+
+
+def test_readers_of_one_checkpoint_name_a_step_of_a_run(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    checkpoints = tl.dcp.Checkpointer(run)
+    for step in (1, 2):
+        checkpoints.save(step, STATE)
+    with pytest.raises(FileNotFoundError, match=f"steps of a run, .* such as {run}/step-00000002"):
+        tl.dcp.to_torch_save(run, tmp_path / "whole.pt")
+    for act in (tl.load, tl.open_tensors):
+        with pytest.raises(
+            FileNotFoundError, match=rf"a run of trunkline.dcp; .*'{run}/step-00000002', FILE"
+        ):
+            act(run)

@@ -6,12 +6,21 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import trunkline as tl
-from trunkline.deepspeed import aio_handle, aio_read, aio_write, deepspeed_memcpy, gds_handle, pin_handle
+from trunkline.deepspeed import (
+    _operation,
+    aio_handle,
+    aio_read,
+    aio_write,
+    deepspeed_memcpy,
+    gds_handle,
+    pin_handle,
+)
 
 SIZES = (1, 511, 4096, 1_000_003)
 
@@ -97,6 +106,66 @@ def test_writes_into_open_files(handle: aio_handle, tmp_path: Path) -> None:
         handle.async_pwrite(data, fd)
     with pytest.raises(TypeError, match="pass filename or fd"):
         handle.async_pwrite(data)
+
+
+def test_only_descriptors_that_are_open_for_writing_are_written_to(
+    handle: aio_handle, tmp_path: Path
+) -> None:
+    path, data = tmp_path / "file", random_bytes(3000)
+    path.write_bytes(bytes(3000))
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        with pytest.raises(OSError, match=f"the file descriptor {fd}: it is open for reading only"):
+            handle.async_pwrite(data, fd)
+        with pytest.raises(TypeError, match="pass filename or fd, not both"):
+            handle.async_pwrite(data, str(path), fd=fd)
+    finally:
+        os.close(fd)
+    assert path.read_bytes() == bytes(3000)
+
+
+def test_a_descriptor_that_may_not_be_opened_again(
+    handle: aio_handle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: str, mode: str) -> None:
+        raise PermissionError(13, "permission denied", path)
+
+    monkeypatch.setattr(_operation, "open_file", refused)
+    path, data = tmp_path / "file", random_bytes(3000)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        assert handle.async_pwrite(data, fd, 100) == 0
+        assert handle.async_pwrite(torch.arange(12.0).reshape(3, 4).t(), fd=fd, file_offset=5000) == 0
+    finally:
+        os.close(fd)
+    assert handle.wait() == 2
+    found = path.read_bytes()
+    assert found[100:3100] == data.numpy().tobytes()
+    assert found[5000:] == torch.arange(12.0).reshape(3, 4).t().contiguous().numpy().tobytes()
+    with Path("/dev/full").open("wb") as full:
+        handle.async_pwrite(data, full.fileno())
+        with pytest.raises(
+            OSError, match=f"cannot write to the file descriptor {full.fileno()}: no space left"
+        ):
+            handle.wait()
+
+
+@pytest.mark.parametrize("offset", [1.0, "1", None])
+def test_offsets_that_are_not_integers_are_named(handle: aio_handle, tmp_path: Path, offset: Any) -> None:
+    data, path = torch.zeros(3), tmp_path / "file"
+    with Path("/dev/null").open("r+b") as null:
+        for act in (
+            lambda: handle.sync_pwrite(data, str(path), offset),
+            lambda: handle.async_pwrite(data, str(path), offset),
+            lambda: handle.async_pwrite(data, null.fileno(), offset),
+            lambda: handle.sync_pread(data, str(path), offset),
+            lambda: handle.read(data, str(path), False, offset),
+        ):
+            with pytest.raises(TypeError, match="file_offset: must be an integer of at least 0, not"):
+                act()
+    with pytest.raises(ValueError, match="file_offset: must be an integer of at least 0, not -1"):
+        handle.sync_pwrite(data, str(path), -1)
+    assert not path.exists()
 
 
 def test_tensors_with_strides(handle: aio_handle, tmp_path: Path) -> None:

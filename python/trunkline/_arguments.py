@@ -52,6 +52,16 @@ def count_argument(value: SupportsIndex, name: str) -> int:
     return count
 
 
+def offset_argument(value: SupportsIndex, name: str) -> int:
+    """Return the offset of a byte in a file; raises TypeError or ValueError."""
+    offset = _whole(value)
+    if offset is None:
+        raise TypeError(f"{name}: must be an integer of at least 0, not {_shown(value)}")
+    if not 0 <= offset < 2**63:
+        raise ValueError(f"{name}: must be an integer of at least 0, not {offset}")
+    return offset
+
+
 def bool_argument(value: Any, name: str) -> bool:
     """Return a bool of Python or numpy, or 0 or 1, as bool; raises TypeError.
 

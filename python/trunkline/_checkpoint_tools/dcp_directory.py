@@ -11,7 +11,7 @@ from typing import Any
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from trunkline._core import FileLayout
-from trunkline._errors import Corrupt, Error, exception_of
+from trunkline._errors import Corrupt, Error, exception_of, kind_of
 from trunkline._formats.checkpoint_names import step_name, step_of
 from trunkline._formats.dcp_names import MANIFEST
 from trunkline._progress import Progress
@@ -259,5 +259,14 @@ def collect(directory: str, *, dry_run: bool) -> dict[str, Any]:
         "busy": False,
         "bytes": sum(nbytes for _, nbytes in done.removed),
         "removed": [{"path": name, "bytes": nbytes} for name, nbytes in done.removed],
-        "problems": [{"kind": "system", "errno": 0, "message": text, "path": ""} for text in done.problems],
+        "problems": [_problem(error) for error in done.problems],
+    }
+
+
+def _problem(error: Error) -> dict[str, Any]:
+    return {
+        "kind": kind_of(error),
+        "errno": error.errno or 0,
+        "message": str(error),
+        "path": str(error.filename or ""),
     }

@@ -204,31 +204,57 @@ class _Comparison:
             return found
         count = one.numel()
         found.elements, found.total, found.max_abs = 0, count, None
-        step = _WINDOW_BYTES // max(one.itemsize, other.itemsize)
-        for begin in range(0, count, step):
-            end = min(begin + step, count)
-            left = self._part(0, one, begin, end, name)
-            right = self._part(1, other, begin, end, name)
+        for left_block, right_block in _blocks(one, other):
+            left = self._elements(0, left_block, name)
+            right = self._elements(1, right_block, name)
             elements, largest = _differing(left, right)
             found.elements += elements
             if largest is not None:
                 found.max_abs = largest if found.max_abs is None else max(found.max_abs, largest)
-            self._progress.add((end - begin) * one.itemsize)
+            self._progress.add(left_block.numel() * one.itemsize)
         return found if found.elements or one.dtype != other.dtype else None
 
-    def _part(self, side: int, tensor: torch.Tensor, begin: int, end: int, name: str) -> torch.Tensor:
-        state, size = self._states[side], tensor.itemsize
-        at = state.placeholders.find(tensor.data_ptr())
+    def _elements(self, side: int, block: torch.Tensor, name: str) -> torch.Tensor:
+        """Return the elements in one dimension, in the order of their indices."""
+        state = self._states[side]
+        at = state.placeholders.find(block.data_ptr())
         if at is None:
-            return tensor.detach().reshape(-1)[begin:end]
+            return block.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
         index, offset = at
-        memory = torch.frombuffer(self._windows[side], dtype=torch.uint8)[: (end - begin) * size]
+        extent = _extent_of(block)
+        memory = torch.frombuffer(self._windows[side], dtype=torch.uint8)[:extent]
         stored = state.stored[index]
         if stored.has_gaps:
             memory.zero_()
-        low, high = offset + begin * size, offset + end * size
-        self._reader.read([Part(stored, low, high, memory.data_ptr(), name)], memory)
-        return memory.view(tensor.dtype)
+        self._reader.read([Part(stored, offset, offset + extent, memory.data_ptr(), name)], memory)
+        strided = memory.view(block.dtype).as_strided(block.shape, block.stride())
+        return strided.contiguous().reshape(-1)
+
+
+def _blocks(one: torch.Tensor, other: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield the same parts of two tensors of one shape, small enough for the windows."""
+    if one.numel() == 0:
+        return
+    large = [
+        each for each in (one, other) if max(_extent_of(each), each.numel() * each.itemsize) > _WINDOW_BYTES
+    ]
+    if not large:
+        yield one, other
+        return
+    shape, strides = large[0].shape, large[0].stride()
+    # Along what makes its elements be far apart; along the most elements if they share memory (expand()).
+    dim = max(range(len(shape)), key=lambda dim: ((shape[dim] - 1) * strides[dim], shape[dim]))
+    if shape[dim] < 2 or _extent_of(large[0]) <= _WINDOW_BYTES:
+        dim = max(range(len(shape)), key=lambda dim: shape[dim])
+    half = shape[dim] // 2
+    for begin, length in ((0, half), (half, shape[dim] - half)):
+        yield from _blocks(one.narrow(dim, begin, length), other.narrow(dim, begin, length))
+
+
+def _extent_of(tensor: torch.Tensor) -> int:
+    """Return how many bytes there are from the first element to the end of the last, of at least one."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.itemsize
 
 
 def _differing(one: torch.Tensor, other: torch.Tensor) -> tuple[int, float | None]:

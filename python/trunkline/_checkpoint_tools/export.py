@@ -1,16 +1,21 @@
 """Exporting a checkpoint to files that other programs read: trunkline.export_checkpoint."""
 
+import errno
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trunkline._arguments import bool_argument, check_engine, step_argument
 from trunkline._core import Engine, parse_size
+from trunkline._errors import exception_of
+from trunkline._formats.checkpoint_names import step_of
 from trunkline._formats.suffixes import PT_SUFFIXES, SAFETENSORS_SUFFIX
 from trunkline._paths import absolute_path, path_name
 from trunkline._torch_or_numpy import require_torch
 from trunkline._trace import span
 
 if TYPE_CHECKING:
+    from trunkline._checkpoint_tools.source import Source
     from trunkline._export.exported import Exported
 
 _MAX_SHARD = "5GB"  # as transformers
@@ -74,8 +79,26 @@ def export_checkpoint(
 
         check_target(path, force)
         source = find_source(path_name(directory, "directory"))
+        _check_outside(path, source)
         state = open_state(source, step=wanted, key=key, engine=engine)
         return export_state(state, path, force=force, engine=engine, show_progress=show_progress)
+
+
+def _check_outside(path: str, source: "Source") -> None:
+    """Raise FileExistsError for a target in the folder of a step: it could replace what is exported."""
+    held = Path(source.path).resolve()
+    target = Path(path).parent.resolve()
+    if not target.is_relative_to(held):
+        return
+    names = (held.name, *target.relative_to(held).parts[:1])
+    if any(step_of(name) is not None for name in names):
+        raise exception_of(
+            "system",
+            errno.EEXIST,
+            f"cannot export to {path}: it is in the folder of a checkpoint that {source.path} holds, and "
+            "could replace a file of it; name a path outside of it",
+            path,
+        )
 
 
 def _is_folder(shown: str, path: str, has_options: bool) -> bool:
@@ -112,7 +135,9 @@ def _to_folder(
     check_folder(path)
     if from_folder is not None:
         files_to_copy(from_folder)  # before the checkpoint is read
-    state = open_state(find_source(path_name(directory, "directory")), step=step, key=key, engine=engine)
+    source = find_source(path_name(directory, "directory"))
+    _check_outside(path, source)
+    state = open_state(source, step=step, key=key, engine=engine)
     return export_folder(
         state,
         path,

@@ -22,7 +22,7 @@ import torch
 
 from trunkline import _core
 from trunkline._core import Engine, File, Future
-from trunkline._errors import Error, exception_of
+from trunkline._errors import Error, exception_of, reword
 from trunkline._export.lazy_state import StoredBytes
 from trunkline._export.window import Part, WindowReader
 from trunkline._paths import absolute_path
@@ -97,9 +97,9 @@ def write_output(
     name = absolute_path(path)
     check_target(name, force)
     replacement = _core.ReplacementFile(name)
+    opened = f"/proc/self/fd/{replacement.fileno()}"  # its temporary name is nobody's business
     try:
-        # Under its number, since its temporary name is nobody's business.
-        with _core.open(f"/proc/self/fd/{replacement.fileno()}", "r+", engine=engine) as file:
+        with _core.open(opened, "r+", engine=engine) as file:
             values = _write_windows(output, file, reader, on_progress)
             file.sync()
         for offset, data in output.fields(values):
@@ -110,6 +110,9 @@ def write_output(
             _link(replacement.fileno(), name, replacement)
     except BaseException as error:
         replacement.discard()
+        if isinstance(error, Error) and error.filename == opened:
+            reword(error, str(error.strerror).replace(opened, name))
+            error.filename = name
         if isinstance(error, Error) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise exception_of(
                 "system",

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Callable
 from contextlib import suppress
 
 DESCRIPTOR = "trunkline-checkpoints.json"
@@ -53,8 +54,10 @@ def dangling_steps(directory: str) -> dict[str, str]:
     return found
 
 
-def misnamed_steps(directory: str) -> dict[str, str]:
+def misnamed_steps(directory: str, is_manifest: Callable[[str], bool] = is_manifest) -> dict[str, str]:
     """Return folders that hold a step under an unusual name, and the name that they should have.
+
+    `is_manifest`: whether a folder with a file of this name holds a step.
 
     Omits those beside a folder with the right name. Reads no file, and raises nothing.
     """

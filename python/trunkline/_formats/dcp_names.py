@@ -82,6 +82,16 @@ def is_dcp_directory(path: str) -> bool:
     return any(_is_dcp_step(os.path.join(path, name)) for name in names if step_of(name) is not None)  # noqa: PTH118
 
 
+def last_dcp_step(path: str) -> str | None:
+    """Return the folder of the step with the highest number in the directory of a run; None: it has none."""
+    try:
+        steps = [(step, name) for name in os.listdir(path) if (step := step_of(name)) is not None]  # noqa: PTH208
+    except OSError:
+        return None
+    folders = (os.path.join(path, name) for _, name in sorted(steps, reverse=True))  # noqa: PTH118
+    return next((each for each in folders if os.path.exists(os.path.join(each, MANIFEST))), None)  # noqa: PTH110, PTH118
+
+
 def _is_dcp_step(folder: str) -> bool:
     try:
         return any(name == MANIFEST or is_data_file_name(name) for name in os.listdir(folder))  # noqa: PTH208

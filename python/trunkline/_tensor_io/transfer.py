@@ -57,14 +57,20 @@ def write_layouts(
     durable: bool = True,
     replace: bool = True,
     access_of: "str | None" = None,
+    watch: Callable[[FileSet | None], None] = lambda files: None,
 ) -> list[list[int]]:
     """Write all of `layouts` and return their checksums.
 
     Each file appears complete, and with `durable` survives a power failure. `access_of`: a file whose owner,
-    group, mode and ACL new files get; they do not replace it, but take its place.
+    group, mode and ACL new files get; they do not replace it, but take its place. `watch`: called with the
+    files before they are written, so that another thread can cancel that, and with None afterwards.
     """
     files = FileSet(layouts, engine=engine, durable=durable, replace=replace, access_of=access_of)
-    write_files(files)
+    try:
+        watch(files)
+        write_files(files)
+    finally:
+        watch(None)
     return [files.checksums(index) for index in range(len(layouts))]
 
 

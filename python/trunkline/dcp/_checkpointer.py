@@ -1,19 +1,18 @@
 """The checkpoints of a run that saves with torch.distributed.checkpoint: trunkline.dcp.Checkpointer."""
 
 import contextlib
-import dataclasses
 import errno
-import functools
 import os
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, SupportsIndex
 
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import async_save, save
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.stateful import Stateful
 
 from trunkline._arguments import bool_argument, check_engine, keep_argument, step_argument
 from trunkline._core import Engine, Volume, is_on_local_filesystem
@@ -23,38 +22,19 @@ from trunkline._formats.checkpoint_names import step_name, step_of
 from trunkline._logging import Log
 from trunkline._paths import absolute_path, path_name
 from trunkline._trace import span
-from trunkline._warnings import caller, warn_without_failing
+from trunkline._warnings import Caller, caller, warn_without_failing
 from trunkline.checkpoint.directory.turn import Turn
 from trunkline.checkpoint.ranks.store import rank_error
 from trunkline.dcp import _directory, run_directory, running_saves
 from trunkline.dcp._reader import StorageReader
 from trunkline.dcp._run_ranks import RunRanks
+from trunkline.dcp._staging import stage
+from trunkline.dcp._step_writer import StepWriter
+from trunkline.dcp._task import Task
 from trunkline.dcp._writer import StorageWriter
 from trunkline.dcp.run_directory import Commit
 
 _log = Log("checkpoint")
-
-
-class _StepWriter(StorageWriter):
-    """Writes one step, whose manifest has the number of the commit."""
-
-    def __init__(self, path: Path, save_id: str, ranks: RunRanks, **options: Any) -> None:
-        super().__init__(path, **options)
-        self._save_id = save_id
-        self._ranks = ranks
-
-    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Copy the state for a save in the background, or raise on all ranks if one of them cannot."""
-        copied: dict[str, Any] = self._ranks.together(
-            "async_save()", functools.partial(super().stage, state_dict)
-        )
-        return copied
-
-    def storage_meta(self) -> StorageMeta | None:
-        """Return the entry of the metadata that identifies this save."""
-        meta = super().storage_meta()
-        assert meta is not None
-        return dataclasses.replace(meta, save_id=self._save_id)
 
 
 class Checkpointer:
@@ -106,10 +86,14 @@ class Checkpointer:
         self._ranks = RunRanks(process_group)
         run_directory.check_usable(self._path)
         self._turn = Turn()
+        _checkpointers.add(self)
         self._known: set[Commit] = set()  # rank 0 alone needs it
+        self._saved: set[Commit] = set()  # those of them that it has saved itself
         self._reported: set[Commit] = set()
-        self._pending: Future[None] | None = None
-        self._saving_process = 0  # in which that runs
+        self._warned: set[str] = set()
+        self._pending: Task | None = None
+        if self._ranks.rank == 0:
+            self._warn_of_ignored()
 
     def save(self, step: SupportsIndex, state_dict: dict[str, Any], *, planner: Any = None) -> None:
         """Save `state_dict` as the checkpoint of `step`, durably, as torch.distributed.checkpoint.save does.
@@ -121,18 +105,26 @@ class Checkpointer:
         existing checkpoint of the step is replaced atomically.
         """
         number = step_argument(step, "; the order is save(step, state_dict)")
+        state = _state_argument(state_dict)
         check_threads_run(f"save step {number} to {self._path}")
-        with self._my_turn(f"save({number})"), span("checkpoint", "dcp.Checkpointer.save", str(self._path)):
-            self._join()
-            begun = self._begin(number, f"save({number})")
-            with begun.until_ended:
-                _call(
-                    lambda: save(
-                        state_dict, storage_writer=begun.writer, planner=planner, **self._ranks.how()
-                    ),
-                    self,
-                )
-                self._end(begun)
+        call = f"save({number})"
+        self._turn.check(call, self._path)
+        with self._turn.lock, span("checkpoint", "dcp.Checkpointer.save", str(self._path)):
+            self._turn.begin(call)
+            try:
+                self._join()
+                prepared = self._prepare(lambda: _state_of_objects(state))
+                self._pending = task = self._save_task(number, call, prepared, planner)
+                try:
+                    task.start()
+                    task.wait()
+                except BaseException:
+                    task.cancellation.request()  # what it reads may change from now on
+                    task.wait()
+                    raise
+                self._join()
+            finally:
+                self._turn.end()
 
     def async_save(
         self, step: SupportsIndex, state_dict: dict[str, Any], *, planner: Any = None
@@ -145,26 +137,23 @@ class Checkpointer:
         ("cpu:gloo,cuda:nccl").
         """
         number = step_argument(step, "; the order is async_save(step, state_dict)")
+        state = _state_argument(state_dict)
         check_threads_run(f"save step {number} to {self._path}")
-        with self._my_turn(f"async_save({number})"):
-            self._join()
-            begun = self._begin(number, f"async_save({number})")
-            done = running_saves.SaveFuture()
-            done.set_running_or_notify_cancel()
+        call = f"async_save({number})"
+        self._turn.check(call, self._path)
+        with self._turn.lock:
+            self._turn.begin(call)
             try:
-                running = _call(
-                    lambda: async_save(
-                        state_dict, storage_writer=begun.writer, planner=planner, **self._ranks.how()
-                    ),
-                    self,
-                )
-            except BaseException:
-                begun.until_ended.close()
-                raise
-            self._pending, self._saving_process = done, os.getpid()
-            running_saves.begin(done, self._path, f"saving step {number} to {self._path}")
-            running.add_done_callback(lambda future: self._finish(begun, future, done))
-        return done
+                self._join()
+                prepared = self._prepare(lambda: stage(_state_of_objects(state)))
+                self._pending = task = self._save_task(number, call, prepared, planner)
+                task.start()
+                task.wait_until_begun()
+                if not task.has_begun or task.runs_here:
+                    self._join()
+            finally:
+                self._turn.end()
+        return task.future
 
     def load(
         self, state_dict: dict[str, Any], step: SupportsIndex | None = None, *, planner: Any = None
@@ -175,23 +164,33 @@ class Checkpointer:
         async_save(). Raises FileNotFoundError if there is no such checkpoint; Corrupt, naming file, chunk and
         tensor, if it is damaged: never start over because of that. RankError names another rank that failed.
         """
+        state = _state_argument(state_dict, "; the order is load(state_dict, step)")
         wanted = None if step is None else step_argument(step)
-        with self._my_turn("load()"), span("checkpoint", "dcp.Checkpointer.load", str(self._path)):
-            self._join()
+        self._turn.check("load()", self._path)
+        with self._turn.lock, span("checkpoint", "dcp.Checkpointer.load", str(self._path)):
+            self._turn.begin("load()")
+            try:
+                self._join()
+                return self._load(state, wanted, planner)
+            finally:
+                self._turn.end()
 
-            def choose() -> tuple[int | None, list[Commit]]:
-                commits = run_directory.commits_of(self._path, even_damaged=wanted is not None)
-                folder = run_directory.step_directory(self._path, wanted)
-                intact = [each for each in commits if each.number != run_directory.DAMAGED]
-                return step_of(folder.name), intact
+    def _load(self, state: dict[str, Any], wanted: int | None, planner: Any) -> int:
+        def choose() -> tuple[int | None, list[Commit]]:
+            if wanted is None:
+                self._warn_of_ignored()
+            commits = run_directory.commits_of(self._path, even_damaged=wanted is not None)
+            folder = run_directory.step_directory(self._path, wanted)
+            intact = [each for each in commits if each.number != run_directory.DAMAGED]
+            return step_of(folder.name), intact
 
-            call = f"load({'' if wanted is None else wanted})"
-            chosen, commits = self._ranks.agree(call, choose)
-            reader = StorageReader(self._path / step_name(chosen), engine=self._engine)
-            _call(lambda: load(state_dict, storage_reader=reader, planner=planner, **self._ranks.how()), self)
-            self._known.update(commits)
-            _log.info("%s: step %d is loaded", self._path, chosen)
-            return int(chosen)
+        call = f"load({'' if wanted is None else wanted})"
+        chosen, commits = self._ranks.agree(call, choose)
+        reader = StorageReader(self._path / step_name(chosen), engine=self._engine)
+        self._call_torch(lambda: load(state, storage_reader=reader, planner=planner, **self._ranks.how()))
+        self._known.update(commits)
+        _log.info("%s: step %d is loaded", self._path, chosen)
+        return int(chosen)
 
     def latest(self) -> int | None:
         """Return the step that was committed last; None if there is no checkpoint. Not collective.
@@ -211,8 +210,13 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Wait for the running async_save(), if there is one, and raise its error."""
-        with self._my_turn("wait()"):
-            self._join()
+        self._turn.check("wait()", self._path)
+        with self._turn.lock:
+            self._turn.begin("wait()")
+            try:
+                self._join()
+            finally:
+                self._turn.end()
 
     def delete(self, step: SupportsIndex) -> None:
         """Remove the checkpoint of `step`, durably, with its shards on volumes.
@@ -221,66 +225,120 @@ class Checkpointer:
         another process saves.
         """
         number = step_argument(step)
-        with self._my_turn(f"delete({number})"):
-            self._join()
+        call = f"delete({number})"
 
-            def remove() -> None:
-                run_directory.step_directory(self._path, number)
-                with run_directory.locked(self._path):
-                    run_directory.remove_step(self._path, number)
+        def remove() -> None:
+            run_directory.step_directory(self._path, number)
+            with run_directory.locked(self._path):
+                run_directory.remove_step(self._path, number)
 
-            self._ranks.agree(f"delete({number})", remove)
-
-    def __repr__(self) -> str:
-        return f"<trunkline.dcp.Checkpointer {str(self.directory)!r} keep={self._keep}>"
-
-    @contextlib.contextmanager
-    def _my_turn(self, call: str) -> Any:
-        """Reject calls of signal handlers that interrupt another call."""
         self._turn.check(call, self._path)
         with self._turn.lock:
             self._turn.begin(call)
             try:
-                yield
+                self._join()
+                self._pending = task = Task(lambda task: self._ranks.agree(call, remove))
+                task.start()
+                self._join()
             finally:
                 self._turn.end()
 
+    def __repr__(self) -> str:
+        return f"<trunkline.dcp.Checkpointer {str(self.directory)!r} keep={self._keep}>"
+
     def _join(self) -> None:
-        """Wait for the async_save before, and those of others of this process into the directory."""
+        """Wait for the task before, and raise its error; wait for saves of others of this process."""
         pending = self._pending
         error = None
-        if pending is not None and self._saving_process == os.getpid():  # else it runs in the parent
-            error = pending.exception()
+        if pending is not None:
+            pending.wait()
+            error = pending.take_error()
         self._pending = None  # only now: an interrupt may have ended the wait
         if error is not None:
             raise error
         running_saves.await_saves_into(self._path)
 
-    def _begin(self, step: int, call: str) -> "_Save":
-        """Lock the directory on rank 0, and check that the run continues."""
-        until_ended = contextlib.ExitStack()
+    def _prepare(self, make: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+        """Make the state that is saved, in this thread; return what returns it, or raises the error.
 
-        def begin() -> tuple[str, bool]:
-            if not self._path.exists():
-                _directory.make_directory(self._path, durable=True)
-            run_directory.check_usable(self._path)
-            until_ended.enter_context(run_directory.locked(self._path))
-            run_directory.check_no_link(self._path, step)
-            if is_on_local_filesystem(self._path):  # elsewhere the lock may end at this machine
-                run_directory.collect(self._path)
-            commits = run_directory.commits_of(self._path)
-            self._check_continues(step, commits)
-            replaces = any(each.step == step for each in commits)
-            return run_directory.new_save_id(max((each.number for each in commits), default=0) + 1), replaces
-
+        With several ranks it is raised once the others learn of it.
+        """
         try:
-            save_id, replaces = self._ranks.agree(call, begin)
-            folder = self._path / step_name(step)
-            writer = _StepWriter(folder, save_id, self._ranks, overwrite=replaces, **self._options)
-        except BaseException:
-            until_ended.close()
+            made = make()
+        except BaseException as error:
+            if self._ranks.size == 1:
+                raise
+            failed = error
+
+            def fail() -> dict[str, Any]:
+                raise failed
+
+            return fail
+        return lambda: made
+
+    def _save_task(self, step: int, call: str, prepared: Callable[[], dict[str, Any]], planner: Any) -> Task:
+        """Return what saves, in a thread."""
+        where = caller()
+
+        def act(task: Task) -> None:
+            running_saves.begin(task.future, self._path, f"saving step {step} to {self._path}")
+            with contextlib.ExitStack() as until_ended:
+                save_id, replaces = self._ranks.agree(call, lambda: self._begin(step, until_ended, where))
+
+                def writer_and_state() -> tuple[StepWriter, dict[str, Any]]:
+                    folder = self._path / step_name(step)
+                    options = {**self._options, "overwrite": replaces}
+                    return StepWriter(folder, save_id, task.cancellation, **options), prepared()
+
+                writer, state = self._ranks.together(call, writer_and_state)
+                task.begin()
+                self._write(
+                    step,
+                    save_id,
+                    where,
+                    lambda: save(state, storage_writer=writer, planner=planner, **self._ranks.how()),
+                )
+
+        return Task(act)
+
+    def _begin(self, step: int, until_ended: contextlib.ExitStack, where: Caller) -> tuple[str, bool]:
+        """Lock the directory, and check that the run continues. Return save_id, and if a step is replaced."""
+        if not self._path.exists():
+            _directory.make_directory(self._path, durable=True)
+        run_directory.check_usable(self._path)
+        until_ended.enter_context(run_directory.locked(self._path))
+        run_directory.check_no_link(self._path, step)
+        run_directory.check_not_torchs(self._path, step)
+        if is_on_local_filesystem(self._path):  # elsewhere the lock may end at this machine
+            for problem in run_directory.collect(self._path).problems:
+                self._warn_once(f"{self._path}: could not remove what an earlier save left: {problem}", where)
+        commits = run_directory.commits_of(self._path)
+        self._check_continues(step, commits)
+        replaces = any(each.step == step for each in commits)
+        return run_directory.new_save_id(max((each.number for each in commits), default=0) + 1), replaces
+
+    def _write(self, step: int, save_id: str, where: Caller, write: Callable[[], Any]) -> None:
+        """Save with torch, note the checkpoint, and remove old ones."""
+        try:
+            self._call_torch(write)
+        except BaseException as error:
+            _log.info("%s: step %d is not saved: %s", self._path, step, error)
+            self._note_committed(step, save_id)
             raise
-        return _Save(step, writer, until_ended)
+        if self._ranks.rank == 0:
+            try:
+                self._end(step, where)
+            except (OSError, ValueError) as error:  # the checkpoint is durable: it must not seem to fail
+                text = f"{self._path}: could not remove old checkpoints after step {step}: {error}"
+                warn_without_failing(text, where)
+
+    def _note_committed(self, step: int, save_id: str) -> None:
+        """After an error: it may have come when the checkpoint was complete."""
+        if self._ranks.rank == 0:
+            with contextlib.suppress(OSError):
+                committed = run_directory.commit_of(self._path, step)
+                if committed is not None and committed.number == run_directory.number_in(save_id):
+                    self._known.add(committed)
 
     def _check_continues(self, step: int, commits: Sequence[Commit]) -> None:
         others = sorted(each.step for each in commits if each.step >= step and each not in self._known)
@@ -301,19 +359,18 @@ class Checkpointer:
             str(self._path),
         )
 
-    def _end(self, save: "_Save") -> None:
-        """Remove old checkpoints. The new one is durable: errors here do not make the save fail."""
-        if self._ranks.rank != 0:
-            return
-        saved = run_directory.commit_of(self._path, save.step)
+    def _end(self, step: int, where: Caller) -> None:
+        """Remove old checkpoints."""
+        saved = run_directory.commit_of(self._path, step)
         if saved is None:
             return
         self._known.add(saved)
+        self._saved.add(saved)
         if self._keep is None:
             return
-        commits = run_directory.commits_of(self._path)
+        commits = run_directory.commits_of(self._path, even_damaged=True)
         for each in run_directory.superseded(commits, self._known, saved, self._keep):
-            self._remove(each.step)
+            self._remove(each, where)
         strangers = {each for each in commits if each not in self._known}
         if len(commits) > self._keep and not strangers <= self._reported:
             self._reported |= strangers
@@ -321,49 +378,61 @@ class Checkpointer:
             warn_without_failing(
                 f"{self._path}: keep={self._keep} does not count or remove steps {shown}, which this "
                 "Checkpointer has not loaded or saved; delete() removes them",
-                caller(),
+                where,
             )
 
-    def _remove(self, step: int) -> None:
+    def _remove(self, old: Commit, where: Caller) -> None:
         try:
-            run_directory.remove_step(self._path, step)
+            if old not in self._saved:
+                run_directory.check_readable(self._path, old.step)
+            run_directory.remove_step(self._path, old.step)
         except OSError as error:
-            warn_without_failing(f"{self._path}: could not remove step {step}: {error}", caller())
+            self._warn_once(f"{self._path}: could not remove step {old.step}: {error}", where)
 
-    def _finish(self, save: "_Save", running: Any, done: "Future[None]") -> None:
-        """End a save in the background, in its thread."""
+    def _warn_of_ignored(self) -> None:
+        """Warn of folders that look like steps but do not count, such as links to a missing disk."""
+        for name, text in sorted(run_directory.ignored_in(self._path).items()):
+            self._warn_once(f"{self._path}: {name} is ignored: {text}", caller())
+
+    def _warn_once(self, text: str, where: Caller) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            warn_without_failing(text, where)
+
+    def _call_torch(self, act: Callable[[], Any]) -> Any:
+        """Call torch, and raise the error of this rank, or RankError for that of another one.
+
+        Torch raises CheckpointException, which no `except Exception` catches.
+        """
         try:
-            with save.until_ended:
-                _call(running.result, self)
-                self._end(save)
-        except BaseException as error:
-            _log.info("%s: step %d is not saved: %s", self._path, save.step, error)
-            done.set_exception(error)
-            running_saves.end(done, failed=True)
-        else:
-            done.set_result(None)
-            running_saves.end(done, failed=False)
+            return act()
+        except CheckpointException as failed:
+            own = failed.failures.get(self._ranks.rank)
+            if own is not None:
+                raise own[0] from None
+            rank, (error, _) = next(iter(failed.failures.items()))
+            raise rank_error(rank, f"rank {rank} failed: {error}") from None
 
 
-@dataclasses.dataclass
-class _Save:
-    """A save that has begun. `until_ended` holds the lock, on rank 0."""
-
-    step: int
-    writer: _StepWriter
-    until_ended: contextlib.ExitStack
+_checkpointers: "weakref.WeakSet[Checkpointer]" = weakref.WeakSet()
 
 
-def _call(act: Callable[[], Any], checkpointer: Checkpointer) -> Any:
-    """Call torch, and raise the error of this rank, or RankError for that of another one.
+def _forget_parent() -> None:
+    """In a forked child: a thread that the child does not have may hold the turn."""
+    for checkpointer in list(_checkpointers):
+        checkpointer._turn.forget_parent()
 
-    Torch raises CheckpointException, which no `except Exception` catches.
-    """
-    try:
-        return act()
-    except CheckpointException as failed:
-        own = failed.failures.get(checkpointer._ranks.rank)
-        if own is not None:
-            raise own[0] from None
-        rank, (error, _) = next(iter(failed.failures.items()))
-        raise rank_error(rank, f"rank {rank} failed: {error}") from None
+
+os.register_at_fork(after_in_child=_forget_parent)
+
+
+def _state_argument(value: Any, hint: str = "") -> Any:
+    """Return an argument that must be a state. Raises TypeError."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"state_dict: must be a dict, not {type(value).__name__}{hint}")
+    return value
+
+
+def _state_of_objects(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state with that of objects in their place, as torch does it."""
+    return {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state.items()}

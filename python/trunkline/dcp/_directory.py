@@ -125,15 +125,22 @@ def _target_in_volume(directory: Path, name: str) -> Path | None:
 def remove_quietly(directory: Path, names: Iterable[str]) -> None:
     """Remove files; if that fails, only warn: the next save tries again."""
     for name in names:
-        _remove_or_warn(directory, name)
+        _remove_or_report(directory, name, _warn)
 
 
-def remove_leftovers(directory: Path, names: Iterable[str], check: Callable[[], None]) -> None:
+def remove_leftovers(
+    directory: Path,
+    names: Iterable[str],
+    check: Callable[[], None] = lambda: None,
+    report: Callable[[Path, OSError], None] | None = None,
+) -> None:
     """Remove files of earlier saves like remove_quietly(); only the links to files of another directory.
 
     If this directory is a copy (`cp -a`), the original has links to the same files. `check` is called before
-    each removal; if it raises OSError, the remaining files stay.
+    each removal; if it raises OSError, the remaining files stay. `report`: called with each file that cannot
+    be removed, instead of a warning.
     """
+    report = report or _warn
     kept = []
     for name in names:
         try:
@@ -143,8 +150,8 @@ def remove_leftovers(directory: Path, names: Iterable[str], check: Callable[[], 
             return
         target = _target_in_volume(directory, name)
         if target is None or owns(directory, file_id_of(name)):
-            _remove_or_warn(directory, name)
-        elif _remove_or_warn(directory, name, link_only=True) and target.exists():
+            _remove_or_report(directory, name, report)
+        elif _remove_or_report(directory, name, report, link_only=True) and target.exists():
             kept.append(target)
     if kept:
         shown = ", ".join(map(str, kept[:_MAX_NAMED]))
@@ -160,7 +167,14 @@ def remove_leftovers(directory: Path, names: Iterable[str], check: Callable[[], 
         )
 
 
-def _remove_or_warn(directory: Path, name: str, *, link_only: bool = False) -> bool:
+def _warn(path: Path, error: OSError) -> None:
+    text = f"{path.parent}: could not remove {path.name}, which is no longer needed: {error}"
+    warnings.warn(text, RuntimeWarning, 5)
+
+
+def _remove_or_report(
+    directory: Path, name: str, report: Callable[[Path, OSError], None], *, link_only: bool = False
+) -> bool:
     """Return whether it is removed."""
     exists = os.path.lexists(directory / name)
     try:
@@ -169,8 +183,7 @@ def _remove_or_warn(directory: Path, name: str, *, link_only: bool = False) -> b
         else:
             remove_file(directory, name)
     except OSError as error:
-        text = f"{directory}: could not remove {name}, which is no longer needed: {error}"
-        warnings.warn(text, RuntimeWarning, 3)
+        report(directory / name, error)
         return False
     if exists:
         _log.info("removed %s: no checkpoint there needs it any more", directory / name)

@@ -28,13 +28,14 @@ from trunkline._arguments import bool_argument, items_argument
 from trunkline._core import (
     Engine,
     FileLayout,
+    FileSet,
     Volume,
     check_replaceable,
     fsync_directory,
     is_on_local_filesystem,
 )
 from trunkline._errors import Corrupt, Error, Format, Unsupported, exception_of
-from trunkline._formats.checkpoint_names import DESCRIPTOR, step_of
+from trunkline._formats.checkpoint_names import DESCRIPTOR, step_name, step_of
 from trunkline._formats.dcp_names import (
     is_rank_manifest_name,
     is_torch_temporary_metadata,
@@ -68,6 +69,7 @@ from trunkline.dcp._stored import (
     list_torch_metadata,
     new_data_file_name,
 )
+from trunkline.dcp.run_directory import steps_of
 
 # Copies of tensors that are not contiguous, or on devices that cannot be written from, are kept until their
 # file is written. If they need more bytes than this, another file is begun.
@@ -329,6 +331,7 @@ class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
             try:
                 self._remove_uncommitted()
                 for group in _groups(plan.items, planner):
+                    self._check_cancelled()
                     self._check_directories()
                     self._write_group(group, results)
                 self._check_directories()
@@ -364,6 +367,7 @@ class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
         manifest = self._manifest_path()
         with self._step("finish"), contextlib.ExitStack() as until_committed:
             try:
+                self._check_cancelled()
                 self._reject_partly_saved(metadata)
                 contents = format_manifest(metadata)
                 until_committed.enter_context(_directory.locked(self._directory))
@@ -429,9 +433,19 @@ class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
             self._save.directories.close()
             self._save.directories = None
 
+    def _check_cancelled(self) -> None:
+        """Raise Cancelled if another thread ends the save, which has not committed."""
+
+    def _watch(self, files: FileSet | None) -> None:
+        """Note which files are being written (None: none any more), for who cancels the save."""
+
+    def _replaces_torch(self) -> bool:
+        """Whether a checkpoint of torch's FileSystemWriter is replaced."""
+        return bool(self._overwrite)
+
     def _torch_metadata_to_remove(self) -> list[str]:
         """Return it only with overwrite=True: torch may be saving here."""
-        return list_torch_metadata(self._directory) if self._overwrite else []
+        return list_torch_metadata(self._directory) if self._replaces_torch() else []
 
     def _remove_uncommitted(self) -> None:
         """Remove files of saves of this process that an error on another rank ended: the disk may be full.
@@ -498,6 +512,16 @@ class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
                 errno.ENOTEMPTY,
                 f"cannot save to {self._directory}: it belongs to a trunkline.Checkpointer (it contains "
                 f"{held}); use a separate directory, for example {self._directory}-dcp",
+                str(self._directory),
+            )
+        steps = steps_of(self._directory)
+        if steps:
+            raise exception_of(
+                "system",
+                errno.ENOTEMPTY,
+                f"cannot save to {self._directory}: it holds the steps of a run of "
+                f"trunkline.dcp.Checkpointer ({step_name(steps[0])}); use a separate directory, for example "
+                f"{self._directory}-single",
                 str(self._directory),
             )
         run = self._directory.parent
@@ -597,9 +621,9 @@ class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
         writer, name = "HuggingFaceStorageWriter", find_torch_safetensors(self._directory)
         if name is None:  # safetensors files are never replaced: they may be in use as a model
             writer, name = "FileSystemWriter", next(iter(list_torch_metadata(self._directory)), None)
-            if name is None or (self._overwrite and self._save.use_collectives):
+            if name is None or (self._replaces_torch() and self._save.use_collectives):
                 return
-            if self._save.use_collectives:
+            if self._save.use_collectives and not self._overwrite:
                 todo = "pass overwrite=True to replace it"
         what = "an unfinished save" if is_torch_temporary_metadata(name) else "a checkpoint"
         raise exception_of(
@@ -723,6 +747,7 @@ class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
                     durable=self._durable,
                     replace=False,
                     access_of=self._save.access_of,
+                    watch=self._watch,
                 )
             )
         except BaseException:

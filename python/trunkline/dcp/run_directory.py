@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trunkline._core import fsync_directory
-from trunkline._errors import Corrupt, Format, exception_of
-from trunkline._formats.checkpoint_names import step_name, step_of
+from trunkline._errors import Corrupt, Error, Format, exception_of, system_error
+from trunkline._formats.checkpoint_names import dangling_steps, misnamed_steps, step_name, step_of
 from trunkline._formats.dcp_names import MANIFEST, is_data_file_name, is_rank_manifest_name, is_refused_name
 from trunkline._logging import Log
 from trunkline.dcp import _directory
@@ -58,10 +58,10 @@ class Commit(NamedTuple):
 
 @dataclass(frozen=True)
 class Collected:
-    """What collect() removed, or would remove: paths and bytes; and what it could not."""
+    """What collect() removed, or would remove: paths and bytes; and why it could not remove others."""
 
     removed: list[tuple[str, int]]
-    problems: list[str]
+    problems: list[Error]
 
 
 def new_save_id(number: int) -> str:
@@ -69,14 +69,33 @@ def new_save_id(number: int) -> str:
     return f"commit-{number:010d}-{uuid.uuid4()}"
 
 
+def number_in(save_id: str) -> int:
+    """Return the number of the commit in what new_save_id() returned."""
+    return int(save_id.split("-")[1])
+
+
 def steps_of(directory: Path) -> list[int]:
-    """Return the steps that have a manifest, ascending; none if the directory does not exist."""
+    """Return the steps that have a manifest, ascending; none if there is no such directory."""
     try:
         names = os.listdir(directory)  # noqa: PTH208 - names, not paths
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     found = ((step_of(name), name) for name in names)
     return sorted(step for step, name in found if step is not None and (directory / name / MANIFEST).exists())
+
+
+def ignored_in(directory: Path) -> dict[str, str]:
+    """Return the folders that look like steps but do not count: their names, and what to do."""
+    found = {
+        name: f"rename it to {right} to make it count"
+        for name, right in misnamed_steps(str(directory), lambda name: name == MANIFEST).items()
+    }
+    for name, target in dangling_steps(str(directory)).items():
+        found[name] = (
+            f"it is a symbolic link to {target}, which does not exist; mount that disk before you continue "
+            "from an older step, or remove the link"
+        )
+    return found
 
 
 def commit_of(directory: Path, step: int, *, even_damaged: bool = False) -> Commit | None:
@@ -98,6 +117,21 @@ def commit_of(directory: Path, step: int, *, even_damaged: bool = False) -> Comm
         return Commit(step, number, manifest_digest(path))
     except FileNotFoundError:
         return None
+    except OSError as error:
+        if isinstance(error, Error):
+            raise
+        raise system_error(error, f"read {path}", str(path)) from None
+
+
+def check_readable(directory: Path, step: int) -> None:
+    """Raise Corrupt, Format or Error for a step whose manifest cannot be read as a whole."""
+    path = directory / step_name(step) / MANIFEST
+    try:
+        read_manifest(path)
+    except OSError as error:
+        if isinstance(error, Error):
+            raise
+        raise system_error(error, f"read {path}", str(path)) from None
 
 
 def _check_intact(manifest: Path) -> None:
@@ -178,17 +212,22 @@ def check_usable(directory: Path) -> None:
         raise exception_of("system", errno.ENOTDIR, f"{directory} is not a directory", str(directory))
     names = os.listdir(directory)  # noqa: PTH208 - names, not paths
     held = checkpointer_file(directory)
-    why = None
+    why, todo = None, "; name another directory"
     if held is not None:
         why = f"it belongs to a trunkline.Checkpointer (it contains {held})"
-    elif MANIFEST in names or any(map(is_rank_manifest_name, names)):
-        why = "it holds a single checkpoint of trunkline.dcp; open the directory above it"
+    elif manifest := next((name for name in names if name == MANIFEST or is_rank_manifest_name(name)), None):
+        why = f"it holds a single checkpoint of trunkline.dcp ({manifest})"
+        if steps_of(directory):
+            why += " beside its steps, which StorageWriter has saved into it"
+            todo = "; move that file and the rank*.shard files beside it elsewhere, or name another directory"
+        elif step_of(directory.name) is not None:
+            todo = f"; open the directory above it, {directory.parent}, or name another directory"
     elif list_torch_metadata(directory):
         why = "it holds a checkpoint of torch's FileSystemWriter"
     elif any(map(_is_foreign, names)) and not any(step_of(name) is not None for name in names):
         why = "it holds other files and no steps"
     if why is not None:
-        message = f"{directory} cannot hold the steps of a run: {why}; name another directory"
+        message = f"{directory} cannot hold the steps of a run: {why}{todo}"
         raise exception_of("system", errno.ENOTEMPTY, message, str(directory))
 
 
@@ -209,26 +248,71 @@ def check_no_link(directory: Path, step: int) -> None:
         )
 
 
+def check_not_torchs(directory: Path, step: int) -> None:
+    """Raise FileExistsError if the folder of a step holds a checkpoint of torch."""
+    folder = directory / step_name(step)
+    found = list_torch_metadata(folder) if folder.is_dir() else []
+    if found:
+        raise exception_of(
+            "system",
+            errno.EEXIST,
+            f"cannot save step {step} of {directory}: {folder} contains a checkpoint of torch's "
+            f"FileSystemWriter ({found[0]}), which would be lost; move it elsewhere, or remove {found[0]} "
+            "and the *.distcp files",
+            str(folder),
+        )
+
+
 def remove_step(directory: Path, step: int) -> None:
-    """Remove a checkpoint durably. The caller holds the lock. Raises FileNotFoundError, OSError."""
+    """Remove a checkpoint durably. The caller holds the lock.
+
+    Raises FileNotFoundError if there is none; Error if some of its files cannot be removed: then it is not a
+    checkpoint any more, and collect() tries again.
+    """
     folder = step_directory(directory, step)
     check_no_link(directory, step)
-    for name in _directory.list_manifests(folder):
-        (folder / name).unlink(missing_ok=True)
-    (folder / MANIFEST).unlink(missing_ok=True)
+    try:
+        for name in (*_directory.list_manifests(folder), MANIFEST):
+            (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise system_error(error, f"remove step {step} of {directory}", str(error.filename)) from None
     fsync_directory(folder)
     _log.info("%s: removing step %d", directory, step)
-    _remove_rest(folder)
+    problems = _remove_rest(folder)
     fsync_directory(directory)
+    if problems:
+        first = problems[0]
+        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+        message = (
+            f"step {step} of {directory} is not a checkpoint any more, but not all of it is removed: "
+            f"{first.strerror}{more}; once that is possible, `trunkline checkpoint gc {directory}` removes it"
+        )
+        raise exception_of("system", first.errno or errno.EIO, message, str(first.filename or folder))
 
 
-def _remove_rest(folder: Path) -> None:
-    _directory.remove_leftovers(folder, sorted(_directory.list_leftovers(folder)), lambda: None)
+def _remove_rest(folder: Path) -> list[Error]:
+    """Remove what is in a folder without manifests, and the folder; return why some of it stays."""
+    problems: list[Error] = []
+
+    def report(path: Path, error: OSError) -> None:
+        target = error.filename or path
+        made = system_error(error, f"remove {target}", str(target))
+        assert isinstance(made, Error)
+        problems.append(made)
+
+    _directory.remove_leftovers(folder, sorted(_directory.list_leftovers(folder)), report=report)
     for name in os.listdir(folder):  # noqa: PTH208 - names, not paths
         if _TEMPORARY.fullmatch(name):
-            (folder / name).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # other files are in it, which are not ours
+            try:
+                (folder / name).unlink(missing_ok=True)
+            except OSError as error:
+                report(folder / name, error)
+    try:
         folder.rmdir()
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # those: files that are not ours
+            report(folder, error)
+    return problems
 
 
 def is_uncommitted(folder: Path) -> bool:
@@ -251,11 +335,15 @@ def collect(directory: Path, *, dry_run: bool = False) -> Collected:
         try:
             if not is_uncommitted(folder):
                 continue
-            collected.removed.append((str(folder), sum(map(_size_of, folder.iterdir()))))
-            if not dry_run:
-                _remove_rest(folder)
+            nbytes = sum(map(_size_of, folder.iterdir()))
+            problems = [] if dry_run else _remove_rest(folder)
         except OSError as error:
-            collected.problems.append(str(error))
+            made = system_error(error, f"look for leftovers in {folder}", str(folder))
+            problems = [made] if isinstance(made, Error) else []
+        if problems:
+            collected.problems.extend(problems)
+        else:
+            collected.removed.append((str(folder), nbytes))
     return collected
 
 

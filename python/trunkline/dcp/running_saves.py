@@ -46,6 +46,18 @@ def await_saves_into(directory: "str | Path") -> None:
 class SaveFuture(Future[None]):
     """The result of a save; who asks for its error has seen it."""
 
+    def __init__(self) -> None:
+        """It runs: cancel() has no effect."""
+        super().__init__()
+        self.set_running_or_notify_cancel()
+
+    def end(self, error: BaseException | None) -> None:
+        """Say how the save has ended."""
+        if error is None:
+            self.set_result(None)
+        else:
+            self.set_exception(error)
+
     def result(self, timeout: float | None = None) -> None:
         """As that of concurrent.futures.Future."""
         try:

@@ -20,6 +20,7 @@ from trunkline._export.lazy_state import LazyState, no_key, placeholder_tensors
 from trunkline._export.placeholders import Placeholders
 from trunkline._export.stored import Integers, Piece, Pieces, Runs, SourceFile
 from trunkline._export.window import Part, WindowReader
+from trunkline._formats.dcp_names import last_dcp_step
 from trunkline._formats.pt.loader import explanation
 from trunkline._tensor_io.memory import empty_bytes
 from trunkline.dcp._directory import list_manifests
@@ -129,7 +130,13 @@ def read_whole_manifest(path: Path) -> Metadata:
     """
     manifests = list_manifests(path)
     if not manifests:
-        raise exception_of("system", errno.ENOENT, f"{path} holds no checkpoint of trunkline.dcp", str(path))
+        step = last_dcp_step(str(path))
+        why = f"{path} holds no checkpoint of trunkline.dcp"
+        if step is not None:
+            why = (
+                f"{path} holds the steps of a run, not a single checkpoint; name one of them, such as {step}"
+            )
+        raise exception_of("system", errno.ENOENT, why, str(path))
     if manifests[0] != "dcp.manifest":
         raise Unsupported(
             None,

@@ -138,8 +138,10 @@ class aio_handle:  # noqa: N801 - DeepSpeed's name
     ) -> int:
         """Begin what sync_pwrite() does, and return 0. The tensor must not change until wait() has returned.
 
-        filename: a path, or the number of an open file, which is not closed.
+        filename: a path, or the number of a file that is open for writing, which is not closed.
         """
+        if filename is not None and fd is not None:
+            raise TypeError("async_pwrite: pass filename or fd, not both")
         target = fd if filename is None else filename
         if target is None:
             raise TypeError("async_pwrite: pass filename or fd")

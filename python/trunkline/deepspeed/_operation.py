@@ -1,14 +1,17 @@
 """One read or write of a tensor, as DeepSpeed asks for it."""
 
 import errno
+import fcntl
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from trunkline._arguments import offset_argument
 from trunkline._core import open as open_file
 from trunkline._errors import exception_of, system_error
+from trunkline.deepspeed._descriptor import DescriptorFile
 
 if TYPE_CHECKING:
     from trunkline._core import File
@@ -20,7 +23,9 @@ _COMPARED_BYTES = 16 << 20  # at a time
 class Operation:
     """A transfer that has begun. Its file is open until it has ended."""
 
-    def __init__(self, buffer: torch.Tensor, file: "File", name: str, offset: int, *, reads: bool) -> None:
+    def __init__(
+        self, buffer: torch.Tensor, file: "File | DescriptorFile", name: str, offset: int, *, reads: bool
+    ) -> None:
         """Begin it. Takes the file over."""
         self._name = name
         self._offset = offset
@@ -30,12 +35,14 @@ class Operation:
         try:
             # Where it is, also if the working directory changes.
             self._path = name if name.startswith("/") else os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118
-            if reads:
-                self._check_size(buffer.nbytes)
+            if reads and not isinstance(file, DescriptorFile):
+                self._check_size(buffer.nbytes, file.size)
             # The engine takes contiguous memory.
             self._memory = buffer.detach() if buffer.is_contiguous() else buffer.detach().contiguous()
-            begin = file.async_pread if reads else file.async_pwrite
-            self._future = begin(self._memory, offset)
+            if reads and not isinstance(file, DescriptorFile):
+                self._future = file.async_pread(self._memory, offset)
+            else:
+                self._future = file.async_pwrite(self._memory, offset)
         except BaseException:
             file.close()
             raise
@@ -43,22 +50,37 @@ class Operation:
     @classmethod
     def read(cls, buffer: torch.Tensor, path: str, offset: int) -> "Operation":
         """Begin to read. Raises EndOfFile if the file is too short, OSError if it cannot be opened."""
+        offset = offset_argument(offset, "file_offset")
         return cls(buffer, open_file(path, "r"), path, offset, reads=True)
 
     @classmethod
     def write(cls, buffer: torch.Tensor, path: str, offset: int) -> "Operation":
         """Begin to write into the file, which is made if there is none; what it has elsewhere stays."""
+        offset = offset_argument(offset, "file_offset")
         return cls(buffer, _open_or_make(path), path, offset, reads=False)
 
     @classmethod
     def write_to(cls, buffer: torch.Tensor, fd: int, offset: int) -> "Operation":
-        """Begin to write into an open file, which the caller may close at once."""
+        """Begin to write into a file that is open for writing; the caller may close it at once."""
+        offset = offset_argument(offset, "file_offset")
         path = f"/proc/self/fd/{fd}"  # the same file, also if it has been removed
         try:
-            os.fstat(fd)
-            return cls(buffer, open_file(path, "r+"), path, offset, reads=False)
+            mode = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
         except OSError as error:
             raise system_error(error, f"write to the file descriptor {fd}", path) from error
+        if mode == os.O_RDONLY:
+            raise exception_of(
+                "system",
+                errno.EBADF,
+                f"cannot write to the file descriptor {fd}: it is open for reading only; open the file with "
+                "os.O_RDWR",
+                path,
+            )
+        try:
+            file: File | DescriptorFile = open_file(path, "r+")
+        except OSError:  # this user may not open it again
+            file = DescriptorFile(fd)
+        return cls(buffer, file, path, offset, reads=False)
 
     def finish(self, *, validate: bool = False) -> None:
         """Wait until it has ended. Raises what it failed with; `validate`: Corrupt if the file differs."""
@@ -71,8 +93,7 @@ class Operation:
         if validate:
             self._compare()
 
-    def _check_size(self, nbytes: int) -> None:
-        size = self._file.size
+    def _check_size(self, nbytes: int, size: int) -> None:
         if self._offset + nbytes > size:
             raise exception_of(
                 "end_of_file",

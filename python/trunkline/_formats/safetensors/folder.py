@@ -11,7 +11,7 @@ from trunkline import _core
 from trunkline._core import Engine
 from trunkline._errors import Format, exception_of
 from trunkline._formats.checkpoint_names import DESCRIPTOR, is_manifest, is_shard
-from trunkline._formats.dcp_names import is_dcp_name, is_torch_name
+from trunkline._formats.dcp_names import is_dcp_name, is_torch_name, last_dcp_step
 from trunkline._formats.loading_hints import step_reader
 from trunkline._formats.safetensors.loader import (
     MAX_ATTEMPTS,
@@ -186,6 +186,12 @@ def _hint(path: str, names: list[str]) -> str:
             "of torch.distributed.checkpoint; load it with dcp.load and "
             f"trunkline.dcp.StorageReader({path!r}), or write it to one file with "
             f"trunkline.dcp.to_torch_save({path!r}, FILE)"
+        )
+    step = last_dcp_step(path)
+    if step is not None:
+        return (
+            f"of a run of trunkline.dcp; load a step with trunkline.dcp.Checkpointer({path!r}).load(state), "
+            f"or write it to one file with trunkline.dcp.to_torch_save({step!r}, FILE)"
         )
     return "without safetensors files; pass the path of the file to load"
 

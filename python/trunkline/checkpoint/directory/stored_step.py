@@ -126,7 +126,7 @@ def _build(
     names = [each["name"] for each in lazy]
     tensors = dict(zip(names, placeholder_tensors(placeholders, described), strict=True))
     tensors.update(_read([each for each in entries if each["name"] in held], stored, engine))
-    value = restore(skeleton, tensors)
+    value = restore(skeleton, tensors, manifest["state"])
     return LazyState(value, placeholders, names, [stored[name] for name in names], source)
 
 
