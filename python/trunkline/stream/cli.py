@@ -28,7 +28,10 @@ def main(arguments: Sequence[str]) -> int:
     command = arguments[0]
     left = "; the incomplete pack was removed" if command == "pack" else ""
     names = _OPTIONS if command == "plan" else {**_OPTIONS, "volumes": "OUT"}
-    return run_command(command, make_parser(), arguments, lambda _: left, option_names=names)
+    missing = (FileNotFoundError, NotADirectoryError)
+    return run_command(
+        command, make_parser(), arguments, lambda _: left, option_names=names, usage_errors=missing
+    )
 
 
 def make_parser() -> Parser:

@@ -31,7 +31,7 @@ def demand_of(workload: Workload) -> Demand:
     seconds = train.compute_seconds.mean
     if seconds <= 0:
         raise ValueError(
-            f"{workload.name}: train.computation_time is 0, so no bandwidth is enough; set it with --set"
+            f"{workload.name}: train.computation_time is 0, so no bandwidth is enough; set it (overrides=)"
         )
     samples = reader.batch_size / seconds
     dataset = workload.dataset

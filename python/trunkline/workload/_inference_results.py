@@ -99,7 +99,7 @@ def text_of_inference(document: dict[str, Any]) -> str:
     if document["bounded_by_emulator"]:
         lines.append(
             f"  BOUNDED BY THE EMULATOR: it was late by {_row(document['late_seconds'])}; run it on an idle "
-            "machine, or with fewer --ranks"
+            "machine, or with fewer ranks"
         )
     return "\n".join(lines)
 

@@ -45,6 +45,14 @@ class CheckpointBudget:
         check_count("CheckpointBudget.kept", self.kept)
 
 
+def _check_kind(name: str, value: object, kind: type, example: str) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise TypeError(
+            f"{name}: must be a trunkline.workload.{kind.__name__}, such as {example}, not "
+            f"{type(value).__name__}"
+        )
+
+
 def plan(
     workload: Workload,
     accelerators: int,
@@ -64,10 +72,13 @@ def plan(
 
     Returns the document that `trunkline workload plan --json` prints; bandwidth is in 10^9 bytes per second.
     "scaling" has the same for smaller numbers of accelerators. Raises ValueError if the workload has no
-    training or an argument is out of its range.
+    training or an argument is out of its range, TypeError for an argument of another type.
     """
     check_workload(workload)
     check_count("accelerators", accelerators)
+    _check_kind("disk", disk, Disk, "Disk(read_gb_s=5)")
+    _check_kind("server", server, Server, "Server(gb_s=25)")
+    _check_kind("checkpoints", checkpoints, CheckpointBudget, "CheckpointBudget(nbytes=1e12)")
     if target is None:
         target = workload.target_utilization or USUAL_TARGET
     check_share("target", target, with_one=True)

@@ -12,7 +12,7 @@ from trunkline._html import check_page_name, check_writable, why_not_writable
 from trunkline.workload._builtin import builtin_description, builtin_names, load
 from trunkline.workload._checkpoint_results import model_document, text_of_checkpoints
 from trunkline.workload._compare import compare, comparison_text
-from trunkline.workload._data_files import directories_of
+from trunkline.workload._data_files import check_no_files, directories_of
 from trunkline.workload._documents import read_results
 from trunkline.workload._generate import generate
 from trunkline.workload._inference_results import text_of_inference
@@ -31,12 +31,15 @@ if TYPE_CHECKING:
 
 _COMMANDS = ("list", "generate", "run", "compare", "plan")
 _OPTIONS = {
+    "overrides": "--set",
     "directories": "--directories",
+    "scale_bytes": "--scale",
+    "remove": "--remove",
     "ranks": "--ranks",
     "device_gb_s": "--device-gb-s",
     "workers": "--workers",
     **PLAN_OPTIONS,
-}  # by the arguments of run(), generate() and plan()
+}  # by the arguments of load(), run(), generate(), scaled() and plan()
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -47,7 +50,15 @@ def main(arguments: Sequence[str]) -> int:
 
     command = arguments[1] if len(arguments) > 1 and arguments[1] in _COMMANDS else ""
     name = f"workload {command}".strip()
-    return run_command(name, make_parser(), arguments[1:], interrupted, _write_report, _OPTIONS)
+    return run_command(
+        name,
+        make_parser(),
+        arguments[1:],
+        interrupted,
+        _write_report,
+        _OPTIONS,
+        usage_errors=(NotADirectoryError,),
+    )
 
 
 def make_parser() -> Parser:
@@ -225,7 +236,9 @@ def _generate(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         raise ValueError(f"--workers: must be at least 1, not {options.workers}")
     if options.scale is not None:
         workload = scaled(workload, parse_size(options.scale, "--scale"))
-    directories = [str(each) for each in directories_of(options.data)]
+    places = directories_of(options.data)
+    check_no_files(places)
+    directories = [str(each) for each in places]
     files = workload.dataset.train.files + workload.dataset.valid.files
     if workload.has_dataset:
         print(
