@@ -88,9 +88,15 @@ def _snapshot(name: str, revision: str | None, cache_dir: Any, call: str) -> Fil
             "system",
             errno.ENOENT,
             f"cannot load a model from {name}: no such folder, and the Hugging Face cache ({cache}) does not "
-            f"have a model of that name{at}; Trunkline downloads nothing, so download it first: {call}",
+            f"have a model of that name{at}; {_advice(name, call)}",
             name,
         ) from error
+
+
+def _advice(name: str, call: str) -> str:
+    if "/" in name:
+        return f"Trunkline downloads nothing, so download it first: {call}"
+    return f"check the path; a model of the Hub has to be downloaded first: {call}"
 
 
 def _download_call(name: str, revision: str | None, cache_dir: Any) -> str:
