@@ -55,8 +55,9 @@ def make_parser() -> Parser:
 def _add_pack(commands: Any) -> Parser:
     pack: Parser = commands.add_parser(
         "pack",
-        help="write a model's weights in the order in which they are streamed",
-        description="Write the weights of a Hugging Face model into a pack, unless it exists already. "
+        help="prepare a Hugging Face model for running in less memory than its weights",
+        description="Write the weights of a Hugging Face model in the order in which they are streamed, into a pack, unless "
+        "it exists already. "
         "Load it with trunkline.transformers.from_pretrained(MODEL), with pack_dir=OUT, or with "
         "volumes=[OUT, ...].",
     )
@@ -87,7 +88,7 @@ def _add_pack(commands: Any) -> Parser:
 def _add_plan(commands: Any) -> Parser:
     plan: Parser = commands.add_parser(
         "plan",
-        help="predict how fast a model generates with its weights streamed",
+        help="predict how many tokens per second a model generates with its weights streamed",
         description="Predict tokens per second by batch size, memory and number of disks. Needs only the "
         "config.json of the model, and --bandwidth if there is no large file to measure it with.",
     )

@@ -144,7 +144,7 @@ def _add_run(commands: "_Commands") -> Parser:
     parser.add_argument(
         "--null-device",
         action="store_true",
-        help="read nothing, to measure only what the emulator itself can reach",
+        help="read nothing, to measure the emulator and not the storage",
     )
     parser.add_argument(
         "--device-gb-s",
