@@ -104,7 +104,7 @@ def test_what_is_missing_from_a_step_of_one_shard(tmp_path: Path) -> None:
 
 def test_other_directories_are_answered_with_what_to_name(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
-    message = run("ls", tmp_path, expect=1).stderr
+    message = run("ls", tmp_path, expect=2).stderr
     assert (
         "name a directory of checkpoints; to save new ones, name a directory of their own, for example"
         in message
@@ -428,8 +428,8 @@ def test_a_step_that_is_not_there_exits_2(store: CheckpointStore) -> None:
 
 
 def test_a_subcommand_that_there_is_not_is_named(tmp_path: Path) -> None:
-    done = run("delete", str(tmp_path), expect=2)
-    assert "unknown subcommand 'delete'; there are ls, show, verify, gc, adopt" in done.stderr
+    done = run("measure", str(tmp_path), expect=2)
+    assert "unknown subcommand 'measure'; there are ls, show, verify, gc, adopt" in done.stderr
 
 
 def test_verify_all_while_steps_are_removed(tmp_path: Path) -> None:

@@ -27,6 +27,10 @@ OPTIONS = {
         ("memory_budget and from_folder are for folders", "--memory-budget and --from are for folders"),
         ('call huggingface_hub.snapshot_download("a/b") first', "call hf download a/b first"),
         ('huggingface_hub.snapshot_download("a", revision="v1")', "hf download a --revision v1"),
+        (
+            'huggingface_hub.snapshot_download("a", allow_patterns="config.json", revision="v1")',
+            "hf download a config.json --revision v1",
+        ),
     ],
 )
 def test_arguments_are_named_as_options(message: str, expected: str) -> None:

@@ -287,6 +287,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
             2,
             "check the path; a model of the Hub has to be downloaded first: hf download no-such-name\n",
         ),
+        (("plan", "no-such/name"), 2, "so download it first: hf download no-such/name config.json\n"),
         (("pack", "no-such/name"), 2, "so download it first: hf download no-such/name\n"),
     ):
         failed = run_here(*arguments, expect=status)

@@ -29,7 +29,9 @@ def _message_of(error: Exception, options: Mapping[str, str]) -> str:
 
 _OUTSIDE_PATH = r"(?<![\w./'-])"  # not within the name of a file
 _VALUE = r"""(?:True\b|(?P<value>"[^"]*"|'[^']*'|[\w.]+)|\[\.\.\.\])?"""
-_DOWNLOAD = re.compile(r'huggingface_hub\.snapshot_download\("([^"]+)"(?:, revision="([^"]+)")?\)')
+_DOWNLOAD = re.compile(
+    r'huggingface_hub\.snapshot_download\("([^"]+)"(?:, allow_patterns="([^"]+)")?(?:, revision="([^"]+)")?\)'
+)
 
 
 def in_options(message: str, options: Mapping[str, str]) -> str:
@@ -58,8 +60,10 @@ def _with_value(option: str, value: str | None) -> str:
     return option if value is None else f"{option} {value.strip(chr(34) + chr(39))}"
 
 
-def _download_command(name: str, revision: str | None) -> str:
-    return f"hf download {name}" + (f" --revision {revision}" if revision else "")
+def _download_command(name: str, file: str | None, revision: str | None) -> str:
+    return (
+        f"hf download {name}" + (f" {file}" if file else "") + (f" --revision {revision}" if revision else "")
+    )
 
 
 def _text_of(error: Exception) -> str:

@@ -9,6 +9,7 @@ from trunkline._command import FAILED, OK, Parser, run_command
 from trunkline._core import CheckpointStore
 from trunkline._errors import Unsupported, reword
 from trunkline._formats.dcp_names import is_dcp_directory
+from trunkline._sizes import size
 
 
 def make_parser() -> Parser:
@@ -147,7 +148,7 @@ def _export(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     verified = "every byte verified" if done.verified else "NOT verified: the source has no checksums"
     lines.append(
         f"exported {done.source} to {done.path}: {_counted(done.tensors, 'tensor')}, "
-        f"{done.bytes / 1e9:.3g} GB, {verified}"
+        f"{size(done.bytes)}, {verified}"
     )
     return {"command": "checkpoint export", "schema": 1, **done.document()}, "\n".join(lines)
 
@@ -170,7 +171,7 @@ def _import(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         if "add_safe_globals" in str(error):  # which is a function of Python
             reword(error, f"{error}. To do so, load it in Python, and save it with trunkline.Checkpointer")
         raise
-    text = f"imported {done.source} as step {done.step} of {done.directory}: {done.bytes / 1e9:.3g} GB"
+    text = f"imported {done.source} as step {done.step} of {done.directory}: {size(done.bytes)}"
     return {"command": "checkpoint import", "schema": 1, **done.document()}, text
 
 
@@ -258,9 +259,9 @@ def _dcp_verify(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         what = str(checkpoint.folder) if checkpoint.step is None else f"step {checkpoint.step}"
         problems = [m["message"] for m in each.get("mismatches", ())]
         problems += [each["error"]["message"]] if "error" in each else []
-        size = f", {each['bytes'] / 1e6:.4g} MB" if "bytes" in each else ""
+        nbytes = f", {each['bytes'] / 1e6:.4g} MB" if "bytes" in each else ""
         state = "verified" if each["ok"] else f"damaged, {_counted(len(problems), 'problem')}"
-        lines += [f"{what}: {state}{size}", *(f"  {problem}" for problem in problems)]
+        lines += [f"{what}: {state}{nbytes}", *(f"  {problem}" for problem in problems)]
     ok = bool(results) and all(each["ok"] for each in results)
     return _dcp_document(options, {"ok": ok, "checkpoints": results}), "\n".join(
         lines or [f"{options.directory} has no checkpoints"]

@@ -84,7 +84,8 @@ def plan(
     from trunkline.transformers.hub import find_model
     from trunkline.transformers.planned_pack import planned_pack
 
-    found = find_model(model_dir, revision=revision, cache_dir=cache_dir, subfolder=subfolder)
+    config = f"{subfolder}/config.json" if subfolder else "config.json"
+    found = find_model(model_dir, revision=revision, cache_dir=cache_dir, subfolder=subfolder, needed=config)
     folder = found.path
     if not (isinstance(skew, int | float) and 0 <= skew < math.inf):
         raise ValueError(f"skew: must be a number from 0, not {skew!r}")

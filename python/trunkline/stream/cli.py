@@ -7,6 +7,9 @@ from typing import Any
 
 from trunkline._command import Parser, run_command
 from trunkline._errors import Unsupported
+from trunkline._sizes import size
+
+_SHOWN_IN_GB = 10**8  # and more
 
 _OPTIONS = {
     "model_dir": "MODEL",
@@ -56,10 +59,9 @@ def _add_pack(commands: Any) -> Parser:
     pack: Parser = commands.add_parser(
         "pack",
         help="prepare a Hugging Face model for running in less memory than its weights",
-        description="Write the weights of a Hugging Face model in the order in which they are streamed, into a pack, unless "
-        "it exists already. "
-        "Load it with trunkline.transformers.from_pretrained(MODEL), with pack_dir=OUT, or with "
-        "volumes=[OUT, ...].",
+        description="Write the weights of a Hugging Face model in the order in which they are streamed, into "
+        "a pack, unless it exists already. Load it with "
+        "trunkline.transformers.from_pretrained(MODEL), with pack_dir=OUT, or with volumes=[OUT, ...].",
     )
     pack.add_argument(
         "model",
@@ -159,8 +161,8 @@ def _pack(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from trunkline.transformers import pack
 
     document = pack(options.model, options.out or None, dtype=options.dtype, revision=options.revision)
-    size = f"{document['bytes'] / 1e9:.2f} GB in {', '.join(document['directories'])}"
-    return document, f"{'packed' if document['made'] else 'exists already'}: {size}"
+    where = f"{_gb(document['bytes'])} in {', '.join(document['directories'])}"
+    return document, f"{'packed' if document['made'] else 'exists already'}: {where}"
 
 
 def _list_packs() -> tuple[dict[str, Any], str]:
@@ -255,13 +257,13 @@ def table(document: dict[str, Any]) -> str:
 
 
 def _pack_line(pack: dict[str, Any]) -> str:
-    where, size = pack["directory"], _gb(pack["bytes"])
+    where, nbytes = pack["directory"], _gb(pack["bytes"])
     if pack["exists"]:
-        return f"pack {size}, in {where}"
+        return f"pack {nbytes}, in {where}"
     if pack["needed"] is False:
         return "no pack is needed: the files are read in place"
     would = "would be made" if pack["needed"] else "would be made, if one is needed,"
-    return f"pack about {size}, {would} in {where} ({_gb(pack['free_bytes'])} free)"
+    return f"pack about {nbytes}, {would} in {where} ({_gb(pack['free_bytes'])} free)"
 
 
 def _gpu_line(document: dict[str, Any]) -> str:
@@ -283,7 +285,7 @@ def _experts_line(experts: dict[str, Any]) -> str:
 
 
 def _gb(nbytes: int) -> str:
-    return f"{nbytes / 1e9:.2f} GB"
+    return f"{nbytes / 1e9:.2f} GB" if nbytes >= _SHOWN_IN_GB else size(nbytes)
 
 
 def _tokens(row: dict[str, Any]) -> str:

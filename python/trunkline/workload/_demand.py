@@ -27,7 +27,10 @@ def demand_of(workload: Workload) -> Demand:
     """
     reader, train = workload.reader, workload.train
     if reader is None or train is None:
-        raise ValueError(f"{workload.name} has no training: workflow.train is false in {workload.source}")
+        raise ValueError(
+            f"{workload.name} has no training: workflow.train is false in {workload.source}; choose another "
+            "workload (trunkline workload list)"
+        )
     seconds = train.compute_seconds.mean
     if seconds <= 0:
         raise ValueError(

@@ -75,7 +75,10 @@ def run(
             raise ValueError(f"{workload.name} saves checkpoints, which needs a directory; pass directories=")
         return run_checkpoints(workload, places, ranks, scale_bytes, remove)
     if workload.train is None:
-        raise ValueError(f"{workload.name} has no training: workflow.train is false in {workload.source}")
+        raise ValueError(
+            f"{workload.name} has no training: workflow.train is false in {workload.source}; choose another "
+            "workload (trunkline workload list)"
+        )
     return _run_training(workload, places, ranks or 1, device_gb_s, scale_bytes, remove)
 
 

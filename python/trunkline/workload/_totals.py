@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trunkline.workload._readable import size
+from trunkline._sizes import size
 from trunkline.workload._spec import Workload
 
 

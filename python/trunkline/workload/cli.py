@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trunkline._command import Parser, run_command
 from trunkline._core import parse_size
 from trunkline._html import check_page_name, check_writable, why_not_writable
+from trunkline._sizes import size
 from trunkline.workload._builtin import builtin_description, builtin_names, load
 from trunkline.workload._checkpoint_results import model_document, text_of_checkpoints
 from trunkline.workload._compare import compare, comparison_text
@@ -17,7 +18,6 @@ from trunkline.workload._documents import read_results
 from trunkline.workload._generate import generate
 from trunkline.workload._inference_results import text_of_inference
 from trunkline.workload._plan_cli import DESCRIPTION, PLAN_OPTIONS, add_options, run_plan
-from trunkline.workload._readable import size
 from trunkline.workload._report import write_report
 from trunkline.workload._results import text_of
 from trunkline.workload._run import run
