@@ -3,7 +3,7 @@
 each in a process of its own, the tokens compared.
 
     make demo                                                        as its last part
-    .venv/bin/python examples/larger_than_memory.py --size 2GB --dir /mnt/nvme
+    .venv/bin/python examples/larger_than_memory.py --size 2GB --directory /mnt/nvme
     .venv/bin/python examples/larger_than_memory.py --json
 """
 
@@ -66,7 +66,9 @@ def generate(model_dir: Path, memory_budget: int | None) -> Run:
     if memory_budget is None:
         model = transformers.AutoModelForCausalLM.from_pretrained(model_dir)
     else:
-        model = tl.transformers.from_pretrained(model_dir, memory_budget=memory_budget)
+        model = tl.transformers.from_pretrained(
+            model_dir, memory_budget=memory_budget, pack_dir=model_dir.parent / "pack"
+        )
     loaded = time.perf_counter()
 
     class Clock(transformers.LogitsProcessor):  # type: ignore[misc]
@@ -183,7 +185,9 @@ def show(text: str) -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Generate with a model of twice the given memory.")
     parser.add_argument("--size", type=parse_size, default="600MB", help="bytes of weights (default: 600MB)")
-    parser.add_argument("--dir", type=Path, default=Path(), help="where the model is written for a while")
+    parser.add_argument(
+        "--directory", "--dir", type=Path, default=Path(), help="where the model is written for a while"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)  # one way, in a process of its own
     return parser.parse_args()
@@ -195,8 +199,9 @@ def main() -> int:
         print(json.dumps(generate(Path(options.one[0]), int(options.one[1]) or None)))
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was written is removed
+    options.directory.mkdir(parents=True, exist_ok=True)
     try:
-        with tempfile.TemporaryDirectory(dir=options.dir, prefix="larger-than-memory-") as directory:
+        with tempfile.TemporaryDirectory(dir=options.directory, prefix="larger-than-memory-") as directory:
             result = measure(Path(directory), options.size, show)
     except KeyboardInterrupt:
         print("demo: interrupted", file=sys.stderr)

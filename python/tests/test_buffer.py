@@ -104,6 +104,8 @@ def test_empty_pinned(dtype: torch.dtype, shape: Any) -> None:
 
 def test_empty_pinned_arguments() -> None:
     assert tl.torch.empty_pinned(3).dtype == torch.float32
+    with pytest.raises(TypeError, match="^dtype: must be a torch.dtype such as torch.bfloat16, not 'bf16'$"):
+        tl.torch.empty_pinned((2, 2), "bf16")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="^shape: "):
         tl.torch.empty_pinned((2, -1))
     with tl.Engine(pinned_budget_bytes="64MiB") as engine, pytest.raises(tl.OutOfBudget):

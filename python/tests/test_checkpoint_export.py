@@ -139,7 +139,7 @@ def test_what_safetensors_cannot_hold_is_refused_by_its_keys(checkpoint: Path, t
     out = tmp_path / "model.safetensors"
     with pytest.raises(tl.Unsupported) as refused:
         tl.export_checkpoint(checkpoint, out)
-    for part in ("'step'", "'history'", ".pt", "--key model"):
+    for part in ("'step'", "'history'", ".pt", 'key="model"'):
         assert part in str(refused.value)
     tl.Checkpointer(tmp_path / "wide").save(0, {"a": torch.ones(2, dtype=torch.complex128)}, block=True)
     with pytest.raises(tl.Unsupported, match=r"no torch\.complex128, the dtype of 'a'"):
@@ -150,6 +150,8 @@ def test_what_safetensors_cannot_hold_is_refused_by_its_keys(checkpoint: Path, t
         tl.export_checkpoint(checkpoint, tmp_path / "model.txt")
     with pytest.raises(tl.FileNotFoundError, match="no checkpoint of step 7"):
         tl.export_checkpoint(checkpoint, out, step=7)
+    error = document("export", checkpoint, out, expect=1)["error"]["message"]
+    assert error.endswith("or export only the tensors below one key: --key model")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["run", "wide"]
 
 
@@ -158,7 +160,14 @@ def test_nothing_is_replaced_unless_told_to(checkpoint: Path, tmp_path: Path) ->
     out.write_bytes(b"precious")
     error = document("export", checkpoint, out, expect=1)["error"]
     assert "exists already" in error["message"]
-    assert "--overwrite" in error["message"]
+    assert error["message"].endswith("or replace it with --overwrite")
+    with pytest.raises(FileExistsError, match="or replace it with force=True$"):
+        tl.export_checkpoint(checkpoint, out)
+    for option, message in (
+        (["--max-shard-size", "5XB"], '--max-shard-size: "5XB" is not a size'),
+        (["--max-shard-size", "5GB"], "--max-shard-size and --from are for folders"),
+    ):
+        assert message in document("export", checkpoint, out, *option, expect=2)["error"]["message"]
     assert out.read_bytes() == b"precious"
     run("export", checkpoint, out, "--overwrite")
     assert torch.load(out, weights_only=False)["step"] == 2
@@ -312,7 +321,19 @@ def test_diff_says_which_tensors_differ_and_by_how_much(tmp_path: Path) -> None:
     assert (d["name"], d["dtypes"], d["elements"]) == ("d", ["F32", "BF16"], 0)
     text = run("diff", tmp_path / "one", tmp_path / "two", expect=1).stdout
     assert "state.a: 2 of 4 elements differ, by at most 3" in text
-    assert "4 of 5 tensors differ" in text
+    assert "4 of 5 common tensors differ; 1 tensor or value only in " in text
+
+
+def test_diff_that_compares_nothing(tmp_path: Path) -> None:
+    """As diff and cmp do it, the exit status is 1 for a difference, and 2 for trouble."""
+    tl.save({"a": torch.ones(2), "b": torch.ones(2)}, tmp_path / "one.pt")
+    tl.save({"c": torch.ones(2)}, tmp_path / "two.pt")
+    text = run("diff", tmp_path / "one.pt", tmp_path / "two.pt", expect=1).stdout
+    one, two = tmp_path / "one.pt", tmp_path / "two.pt"
+    assert f"no tensor is in both; 2 tensor or values only in {one}; 1 tensor or value only in {two}" in text
+    (tmp_path / "text.pt").write_text("no file of tensors")
+    failed = run("diff", one, tmp_path / "text.pt", expect=2)
+    assert "is neither a file of torch.save (a zip archive) nor of safetensors" in failed.stderr
 
 
 def test_diff_of_large_integers(tmp_path: Path) -> None:

@@ -38,6 +38,18 @@ def test_a_mistyped_directory_is_named_and_not_created(tmp_path: Path) -> None:
     assert everything(tmp_path) == []
 
 
+def test_disks_that_are_not_there_are_warned_of(tmp_path: Path) -> None:
+    (tmp_path / "nvme0").mkdir()
+    volumes = [tmp_path / "nvme0" / "run", tmp_path / "nmve1" / "run"]
+    with pytest.warns(
+        RuntimeWarning, match=r"^volumes: /.*/nmve1 does not exist, and saving creates"
+    ) as seen:
+        opened(tmp_path / "run", volumes=volumes)
+    assert len(seen) == 1
+    assert "nvme0" not in str(seen[0].message)
+    assert everything(tmp_path) == ["nvme0"]
+
+
 def test_an_empty_directory_has_no_checkpoint_yet(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no checkpoint yet$"):
         opened(tmp_path).load()

@@ -309,7 +309,7 @@ def test_bench_keeps_files_that_are_named_with_directories(
 
 
 def test_no_command_and_unknown_commands_exit_2() -> None:
-    assert "a subcommand is required, one of doctor, bench, tune, checkpoint" in run(expect=2).stderr
+    assert "a subcommand is required: one of doctor, bench, tune, checkpoint" in run(expect=2).stderr
     run("measure", expect=2)
     assert "unknown option '--measure'" in run("--measure", expect=2).stderr
     run("checkpoint", expect=2)
@@ -354,9 +354,15 @@ def test_an_unknown_command_is_answered_with_those_there_are(arguments: list[str
     assert told.startswith(f"trunkline: unknown subcommand '{arguments[0]}'")
     if meant is None:
         assert "; there are doctor, bench, tune" in told
-        assert "with the Python package pack, plan" in told
+        assert "or, of the Python package, pack, plan" in told
     else:
         assert f". Did you mean '{meant}'?" in told
+
+
+def test_other_names_of_subcommands_are_recognized() -> None:
+    for given, meant in (("list", "ls"), ("delete", "rm"), ("remove", "rm")):
+        told = run("checkpoint", given, expect=2).stderr
+        assert f"unknown subcommand '{given}'. Did you mean '{meant}'?" in told
 
 
 @pytest.mark.parametrize("command", ["plan", "workload"])
@@ -437,6 +443,13 @@ def test_a_report_is_named_as_a_page(tmp_path: Path) -> None:
         result.stderr
         == "trunkline bench: --report: out.txt must end with .html: a report is a page of HTML\n"
     )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gpu_that_is_not_there_names_the_option(tmp_path: Path) -> None:
+    message = run("bench", tmp_path, "--size", "1MB", "--device", "cuda:63", expect=1).stderr
+    assert message.startswith("trunkline bench: --device cuda:63: ")
+    assert message.endswith("; use --device cpu\n")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import pytest
 from support_program import PROGRAM
 
@@ -88,6 +89,26 @@ def without_checkpoints(directory: Path) -> Path:
 def manifest_of(store: CheckpointStore, step: int) -> Path:
     (path,) = Path(store.directory).glob(f"step-{step:08}/manifest-*")
     return path
+
+
+def test_what_is_missing_from_a_step_of_one_shard(tmp_path: Path) -> None:
+    trunkline.Checkpointer(tmp_path / "run").save(1, {"a": numpy.ones(3)}, block=True)
+    (shard,) = (tmp_path / "run" / "step-00000001").glob("*.safetensors")
+    shard.unlink()
+    assert (
+        "step 1 is incomplete: its only shard is missing or truncated;"
+        in run("ls", tmp_path / "run", expect=1).stderr
+    )
+    assert "damaged, 1 problem, 0 B in 1 shard\n" in run("verify", tmp_path / "run", expect=1).stdout
+
+
+def test_other_directories_are_answered_with_what_to_name(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("x")
+    message = run("ls", tmp_path, expect=2).stderr
+    assert (
+        "name a directory of checkpoints; to save new ones, name a directory of their own, for example"
+        in message
+    )
 
 
 # ls and show ------------------------------------------------------------------------------------------------
@@ -407,8 +428,8 @@ def test_a_step_that_is_not_there_exits_2(store: CheckpointStore) -> None:
 
 
 def test_a_subcommand_that_there_is_not_is_named(tmp_path: Path) -> None:
-    done = run("delete", str(tmp_path), expect=2)
-    assert "unknown subcommand 'delete'; there are ls, show, verify, gc, adopt" in done.stderr
+    done = run("measure", str(tmp_path), expect=2)
+    assert "unknown subcommand 'measure'; there are ls, show, verify, gc, adopt" in done.stderr
 
 
 def test_verify_all_while_steps_are_removed(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support_log import logged
 from support_program import PROGRAM
 
 import trunkline as tl
@@ -117,6 +118,20 @@ def test_engines_follow_a_tuning_and_arguments_win(
         tl.Engine(path=3)  # type: ignore[arg-type]
 
 
+def test_a_path_that_is_not_there_is_warned_of(
+    tmp_path: Path, tuning_file: Path, tuned: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    write_tuning(tuning_file, tuned, lanes=3)
+    with logged(caplog) as records:
+        tl.Engine(path=tmp_path / "to be made")
+        tl.Engine(path=tmp_path / "missing" / "run")
+    said = [each for each in records if "saved settings are not used" in each]
+    assert said == [
+        f"WARNING engine: saved settings are not used: neither {tmp_path}/missing/run nor the directory that "
+        "it would be in exists"
+    ]
+
+
 @pytest.mark.parametrize("text", ["{", '{"format": "trunkline-tuning", "version": 99}', "\0", ""])
 def test_a_damaged_or_newer_file_changes_nothing(tmp_path: Path, tuning_file: Path, text: str) -> None:
     expected = (tl.Engine().backend, tl.Engine().lanes, tl.Engine().queue_depth)
@@ -188,7 +203,7 @@ def test_wrong_usage_is_reported(tmp_path: Path, tuning_file: Path) -> None:
     file.touch()
     error = json.loads(run("tune", file, "--json", expect=2).stdout)["error"]
     assert "is not a directory" in error["message"]
-    run("tune", tmp_path / "absent", expect=1)
+    assert "mkdir -p" in run("tune", tmp_path / "absent", expect=2).stderr
     assert not tuning_file.exists()
 
 

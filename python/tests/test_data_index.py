@@ -293,6 +293,14 @@ def test_wrong_arguments_are_named(
         tl.data.index(tmp_path, **arguments)
 
 
+def test_wrong_arguments_say_what_to_pass(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(b"1")
+    with pytest.raises(ValueError, match='^stride_bytes: requires record_bytes= as well .format "records".$'):
+        tl.data.index(tmp_path, stride_bytes=4)
+    with pytest.raises(ValueError, match='where each file is one sample, such as an image, it is "files"$'):
+        tl.data.index(tmp_path, format="jpeg")  # type: ignore[arg-type]
+
+
 def test_wrong_paths_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(b"1")
     with pytest.raises(tl.FileNotFoundError, match="gone"):

@@ -104,6 +104,28 @@ def test_batch_says_where_its_samples_are(index: Index, contents: Array) -> None
     assert numpy.array_equal(again.array(), batch.array())
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int16", ">f4"])
+def test_rows_of_npy_files_have_their_own_dtype(tmp_path: Path, dtype: str) -> None:
+    """Bytes of another dtype would be numbers that nobody saved."""
+    rows = numpy.arange(60).reshape(10, 3, 2).astype(dtype)
+    numpy.save(tmp_path / "rows.npy", rows)
+    batch = next(iter(Loader(tl.data.index(tmp_path / "rows.npy"), 4)))
+    expected = rows[batch.indices].reshape(4, 6)
+    for array in (
+        batch.array(),
+        batch.array(dtype),
+        batch.copy().array(),
+        pickle.loads(pickle.dumps(batch)).array(),
+    ):
+        assert array.dtype == numpy.dtype(dtype)
+        assert numpy.array_equal(array, expected)
+    for other in ("uint8", "int64", "complex64"):
+        with pytest.raises(
+            ValueError, match=rf"^array: the rows of the .npy files are {numpy.dtype(dtype)}, not"
+        ):
+            batch.array(other)
+
+
 def test_blocks_are_shuffled_and_stay_together(index: Index) -> None:
     order = flat(indices_of(Loader(index, 20, shuffle=10)))
     assert sorted(order) == list(range(COUNT))

@@ -123,6 +123,8 @@ def test_samples_of_a_sampler(index: Index, rows: "numpy.ndarray[Any, Any]") -> 
     assert numpy.array_equal(dataset[-1], rows[-1])
     with pytest.raises(IndexError, match=f"^sample {COUNT} is out of range: there are {COUNT}, numbered"):
         dataset[COUNT]
+    with pytest.raises(TypeError, match=r"^index: must be a trunkline\.data\.Index, not Loader$"):
+        SampleDataset(Loader(index, 2))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="^sample: must be an integer, not str$"):
         dataset["first"]  # type: ignore[index]
     generator = torch.Generator().manual_seed(2)

@@ -1,6 +1,7 @@
 """The example of generating within half the memory."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,12 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 def test_the_example_says_what_it_measured(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "examples/larger_than_memory.py"), "--size", "100MB", "--json"]
     done = subprocess.run(
-        [*command, "--dir", str(tmp_path)], capture_output=True, text=True, check=True, timeout=240
+        [*command, "--directory", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=240,
+        env=os.environ | {"TRUNKLINE_CACHE": str(tmp_path / "cache")},  # where no pack may stay
     )
     result = json.loads(done.stdout)
     assert result["budget_bytes"] == result["weight_bytes"] // 2

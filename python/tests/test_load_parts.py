@@ -172,7 +172,10 @@ def test_a_state_filled_in_part(tmp_path: Path) -> None:
     assert torch.equal(layer["layers.3.weight"], state["model"]["layers.3.weight"])
     for into, said in (
         ({"model": layer}, r"lacks the keys .*pass keys= as well"),
-        ({"modle": layer}, "lacks the keys"),
+        (
+            {"modle": layer},
+            "into: state has the key 'modle', which the checkpoint lacks; did you mean 'model'",
+        ),
         ({"model": model, "more": 1}, "which the checkpoint lacks"),
         ({}, "lacks the keys"),
     ):
@@ -431,7 +434,7 @@ def test_map_location_as_torch_has_it(tmp_path: Path) -> None:
     for name in ("m.pt", "m.safetensors"):
         with pytest.raises(TypeError, match="^map_location: the function must return the storage"):
             tl.load(tmp_path / name, map_location=lambda *_: 3)  # type: ignore[arg-type, return-value]
-        with pytest.raises(ValueError, match="^map_location: 'nothing' is not a device"):
+        with pytest.raises(ValueError, match="^map_location: must be .cpu. or .cuda. .*, not 'nothing'"):
             tl.load(tmp_path / name, map_location={"cpu": "nothing"})
         with pytest.raises(tl.Unsupported, match="^map_location: meta is not supported"):
             tl.load(tmp_path / name, map_location=lambda *_: torch.UntypedStorage(0, device="meta"))

@@ -108,7 +108,7 @@ def test_packs_are_listed_and_removed(
     assert all(each["dtype"] == "bfloat16" and not each["problem"] for each in packs)
     text = run(capsys, "--list")
     assert all(each["name"] in text and each["model"] in text for each in packs)
-    assert text.splitlines()[-1].endswith(f"GB in {cache}")
+    assert re.search(rf" [kM]B in {re.escape(str(cache))}$", text.splitlines()[-1])
     assert run(capsys, "--remove", packs[0]["name"]) == f"removed the pack in {packs[0]['directory']}\n"
     assert [each["name"] for each in listed(capsys)] == [packs[1]["name"]]
     assert json.loads(run(capsys, "--remove", packs[1]["model"], "--json"))["removed"] == [

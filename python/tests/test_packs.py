@@ -381,6 +381,18 @@ def test_places_that_are_no_place_for_a_pack(folder: Path, disks: list[Path]) ->
     with pytest.raises(ValueError, match="own folder"):
         tl.transformers.pack(folder, [folder])
     assert contents(a, b) == {}
+    run = a.parent / "run"
+    tl.Checkpointer(run).save(1, {"step": 1}, block=True)
+    before = contents(run)
+    with pytest.raises(
+        ValueError, match="pack_dir: .* is a directory of checkpoints, where a pack would lie"
+    ):
+        load(folder, pack_dir=run)
+    assert contents(run) == before
+    with pytest.warns(
+        RuntimeWarning, match="^volumes: .*/nvme9 does not exist, .* check the spelling, and that"
+    ):
+        load(folder, volumes=[a, a.parent / "nvme9" / "packs"])
     assert not (folder / WEIGHTS).exists()
     # A directory of the usual name is a model's own in its folder only.
     named = a / "trunkline-pack"

@@ -146,7 +146,13 @@ def test_what_streaming_cannot_honour_is_rejected(
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"), [("revison", "revision"), ("attn_implementaton", "attn_implementation"), ("memry", "")]
+    ("name", "meant"),
+    [
+        ("revison", "revision"),
+        ("attn_implementaton", "attn_implementation"),
+        ("memry", ""),
+        ("memory", "memory_budget"),
+    ],
 )
 def test_unknown_arguments(folder: Path, name: str, meant: str) -> None:
     hint = f"; did you mean {meant}\\?" if meant else ""

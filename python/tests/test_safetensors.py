@@ -165,10 +165,16 @@ def test_many_tensors(tmp_path: Path, engine: tl.Engine) -> None:
 @pytest.mark.parametrize(
     ("tensors", "metadata", "kind", "says"),
     [
-        ({3: torch.zeros(1)}, None, TypeError, "int (3)"),
-        ({"a": [1.0]}, None, TypeError, "'a' must be a torch.Tensor or a numpy.ndarray, not list"),
-        ([torch.zeros(1)], None, TypeError, "not list"),
-        (torch.zeros(1), None, TypeError, "not Tensor"),
+        (
+            {3: torch.zeros(1)},
+            None,
+            TypeError,
+            "obj: the keys in a .safetensors file must be str, not int",
+        ),
+        ({"a": [1.0]}, None, TypeError, "obj: 'a' is a list, and a .safetensors file holds only tensors by"),
+        ([torch.zeros(1)], None, TypeError, "by name, and this is a list; save it in a .pt file"),
+        (torch.zeros(1), None, TypeError, "by name, and this is a Tensor; save it in a .pt file"),
+        (torch.nn.Linear(2, 2), None, TypeError, "by name, and this is a Linear; save its state_dict()"),
         ({"a": torch.zeros(1)}, {"x": 1}, TypeError, "'x': 1"),
         ({"a": torch.zeros(1)}, {1: "x"}, TypeError, "1: 'x'"),
         ({"a": torch.zeros(1)}, {"x": "\ud800"}, ValueError, "UTF-8"),
@@ -182,7 +188,12 @@ def test_many_tensors(tmp_path: Path, engine: tl.Engine) -> None:
         ),
         ({"a": filled(torch.float4_e2m1fn_x2, ())}, None, tl.Unsupported, "no dimension"),
         ({"a": torch.zeros(1).to_sparse()}, None, tl.Unsupported, "'a' is a sparse tensor"),
-        ({"a": torch.zeros(1, device="meta")}, None, tl.Unsupported, "meta"),
+        (
+            {"a": torch.zeros(1, device="meta")},
+            None,
+            tl.Unsupported,
+            "'a' is on the meta device, where tensors have no memory; load or initialize it on another",
+        ),
     ],
 )
 def test_what_the_format_cannot_hold(tensors: Any, metadata: Any, kind: type[Exception], says: str) -> None:

@@ -88,6 +88,14 @@ def test_open_files(tmp_path: Path, checksum: bool) -> None:
         pytest.raises(TypeError, match="writing bytes"),
     ):
         tl.save(STATE, text)  # type: ignore[arg-type]
+    (tmp_path / "there").write_bytes(b"x")
+    with (
+        (tmp_path / "there").open("rb") as to_read,
+        pytest.raises(ValueError, match='^path: .*there was opened for reading; open it with "wb"$'),
+    ):
+        tl.save({}, to_read)
+    with pytest.raises(TypeError, match=r"^path: must be str, .* not dict; the order is \(obj, path\)$"):
+        tl.save(tmp_path / "a.pt", {"a": 1})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="not an open file"):
         tl.save_async(STATE, io.BytesIO())  # type: ignore[arg-type]
     with pytest.raises(tl.Unsupported, match="sparse"):

@@ -215,7 +215,12 @@ def test_bad_arguments_are_named(tmp_path: Path) -> None:
         ({"flops": 0}, ValueError, "flops"),
         ({"flops": float("nan")}, ValueError, "flops"),
         ({"bandwidth": None, "volumes": []}, ValueError, "volumes"),
-        ({"bandwidth": None, "volumes": "abc"}, TypeError, "volumes"),
+        (
+            {"bandwidth": None, "volumes": "abc"},
+            TypeError,
+            "volumes: must be a list of directories, not str; put",
+        ),
+        ({"device": "gpu"}, ValueError, """device: must be "cpu" or "cuda", not 'gpu'"""),
         ({"device": "cuda"}, tl.Unsupported, "device"),
         ({"memory_budget": 1}, tl.OutOfBudget, "the least is"),
     ):
@@ -254,18 +259,36 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         (("pack", folder, folder / "config.json"), 1, "pack: OUT: "),
         (
             ("plan", folder, "--volumes", tmp_path / "none"),
-            1,
-            "none: no such file or directory (ENOENT); name",
+            2,
+            "none: no such file or directory (ENOENT); name existing directories (--volumes), or give the "
+            "bandwidth, for example --bandwidth 6.8GB",
         ),
-        (("plan", folder, "--volumes", folder / "config.json"), 1, "(ENOTDIR); name existing directories"),
+        (("plan", folder, "--volumes", folder / "config.json"), 2, "(ENOTDIR); name existing directories"),
         (("plan", folder, "--bach", "1"), 2, "unknown option '--bach'. Did you mean '--batch'?\n"),
         (("plan", str(folder), "--batch", "many"), 2, "--batch"),
         (("plan", str(folder), *options, "--dtype", "int8"), 2, "plan: --dtype: must be one of"),
-        (("plan", folder, *options, "--device", "tpu"), 1, 'plan: --device: "tpu" is not supported; use cpu'),
+        (
+            ("plan", folder, *options, "--device", "tpu"),
+            2,
+            """plan: --device: must be "cpu" or "cuda", not 'tpu'""",
+        ),
+        (("plan", folder, *options, "--device", "xpu"), 1, 'plan: --device: "xpu" is not supported; use cpu'),
         (("plan", folder, *options, "--batch", "0"), 2, "plan: --batch-size: must be a whole number from 1"),
         (("plan", folder, *options, "--bus-bandwidth", "5GB"), 2, "--host-memory, --bus-bandwidth: only for"),
         (("plan", str(folder), *options[:4], "--memory", "1"), 1, "the least is"),
-        (("pack", str(tmp_path / "none"), str(tmp_path / "c")), 1, "no such folder"),
+        (
+            ("plan", str(folder), *options[:4], "--memory", "8"),
+            1,
+            '8 bytes (did you mean "8GB"?) cannot hold',
+        ),
+        (("pack", str(tmp_path / "none"), str(tmp_path / "c")), 2, "no such folder"),
+        (
+            ("pack", "no-such-name"),
+            2,
+            "check the path; a model of the Hub has to be downloaded first: hf download no-such-name\n",
+        ),
+        (("plan", "no-such/name"), 2, "so download it first: hf download no-such/name config.json\n"),
+        (("pack", "no-such/name"), 2, "so download it first: hf download no-such/name\n"),
     ):
         failed = run_here(*arguments, expect=status)
         assert says in failed.err

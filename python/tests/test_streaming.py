@@ -497,6 +497,9 @@ def test_weights_cannot_be_used_while_they_are_not_there(tmp_path: Path) -> None
     ):
         with pytest.raises(tl.Unsupported, match=r"streamed"):
             use()
+    for move in (model.half, lambda: model.to("meta:0")):
+        with pytest.raises(tl.Unsupported, match="cannot be moved or converted; pass device= or dtype= to"):
+            move()
     assert module.weight.shape == (64, 64)
     assert module.weight.device.type == "cpu"
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}

@@ -234,11 +234,11 @@ def test_a_working_directory_that_was_removed(tmp_path: Path, run_script: Callab
 
 
 def test_an_empty_path() -> None:
-    with pytest.raises(FileNotFoundError, match="path: must not be empty"):
+    with pytest.raises(FileNotFoundError, match="path: is an empty string; pass a path"):
         tl.save(STATE, "")
-    with pytest.raises(FileNotFoundError, match="directory: must not be empty"):
+    with pytest.raises(FileNotFoundError, match="directory: is an empty string; pass a path"):
         tl.Checkpointer("", process_group=False)
-    with pytest.raises(FileNotFoundError, match="volumes: must not be empty"):
+    with pytest.raises(FileNotFoundError, match="volumes: is an empty string; pass a path"):
         tl.Checkpointer("run", volumes=[""], process_group=False)
 
 

@@ -190,7 +190,7 @@ def test_what_does_not_fit_is_rejected_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many = workload(num_checkpoints_write=10**12)
-    with pytest.raises(OSError, match="GB left; choose another directory, a smaller --scale") as caught:
+    with pytest.raises(OSError, match="GB left; choose another directory, a smaller scale_bytes") as caught:
         run(many, [tmp_path], 1)
     assert str(caught.value).startswith("the checkpoints need ")  # not "[Errno 28] ..."
     monkeypatch.setattr(_batch_memory, "free_memory_bytes", lambda: 10_000)
@@ -201,7 +201,9 @@ def test_what_does_not_fit_is_rejected_before_anything_is_written(
         run(workload(), [tmp_path], 5)
     with pytest.raises(ValueError, match="tiny has no data set"):
         generate(workload(), [tmp_path])
-    with pytest.raises(ValueError, match="--scale: tiny has no data set; scale its checkpoints with `run`"):
+    with pytest.raises(
+        ValueError, match="scale_bytes: tiny has no data set; scale its checkpoints with `run`"
+    ):
         scaled(workload(), 1000)
     with pytest.raises(ValueError, match="saves checkpoints, which needs a directory"):
         run(workload(), None)

@@ -355,15 +355,14 @@ def test_a_failure_is_reported_as_the_library_reports_it(
 ) -> None:
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(
-        tl.FileExistsError, match="^cannot create the directory .*: file exists \\(EEXIST\\)$"
-    ):
+    with pytest.raises(tl.NotADirectoryError, match="^directories: .*/file is a file; name a directory$"):
         generate(workload(), [file])
-    assert cli.main(["workload", "generate", "bert", "--data", str(file), "--json"]) == 1
+    assert cli.main(["workload", "generate", "bert", "--data", str(file), "--json"]) == 2
     captured = capsys.readouterr()
-    message = f"cannot create the directory {file}: file exists (EEXIST)"
+    message = f"--directories: {file} is a file; name a directory"
     assert json.loads(captured.out)["error"]["message"] == message
     assert captured.err.endswith(f"trunkline workload generate: {message}\n")
+    assert "generating" not in captured.err
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "train").touch()
     with pytest.raises(tl.NotADirectoryError, match="/data/train is not a directory; choose a different"):

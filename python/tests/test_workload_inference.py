@@ -207,7 +207,7 @@ def test_what_does_not_fit_is_rejected(tmp_path: Path, monkeypatch: pytest.Monke
         run(workload(mode="offline", batch_size=7), [tmp_path], 2)
     with pytest.raises(ValueError, match="runs inference, which needs its data set"):
         run(workload(), None)
-    with pytest.raises(ValueError, match="--scale: tiny saves no checkpoints"):
+    with pytest.raises(ValueError, match="scale_bytes: tiny saves no checkpoints"):
         run(workload(), [tmp_path], scale_bytes=1000)
     monkeypatch.setattr(_batch_memory, "free_memory_bytes", lambda: 10_000)
     with pytest.raises(OSError, match="the model and the batches of tiny need 0.01 GB of memory"):
@@ -217,13 +217,13 @@ def test_what_does_not_fit_is_rejected(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        ("inference.mode=batch", "--set inference.mode=batch: must be one of server, offline"),
+        ("inference.mode=batch", "overrides: inference.mode=batch: must be one of server, offline"),
         (
             "inference.arrival_rate=0",
             "arrival_rate=0: must be more than 0 queries a second, not 0",
         ),
         ("inference.arrival_rate=null", "arrival_rate is missing; write a number"),
-        ("inference.percentile=101", "--set inference.percentile=101: must be at most 100, not 101"),
+        ("inference.percentile=101", "overrides: inference.percentile=101: must be at most 100, not 101"),
         ("inference.computation_time=null", "computation_time is missing"),
         ("inference.logging={fsync: always}", "logging.fsync: must be one of each, group, interval, off"),
         ("inference.queris=5", "there is no key inference.queris"),

@@ -31,8 +31,23 @@ def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     assert "unknown subcommand 'lisst'. Did you mean 'list'?" in captured.err
     assert json.loads(captured.out)["error"]["kind"] == "invalid_argument"
     for arguments, message in (
-        ([], "workload: a subcommand is required, one of list, generate, run, compare, plan\n"),
+        ([], "workload: a subcommand is required: one of list, generate, run, compare, plan\n"),
         (["run"], "workload run: NAME_OR_FILE is required\nSee trunkline workload run --help.\n"),
+        (["ls"], "workload: unknown subcommand 'ls'. Did you mean 'list'?\n"),
+        (["generate", "bert"], "workload generate: --directories is required\n"),
+        (
+            ["run", "unet3d", "--null-device"],
+            "workload run: unet3d: no such file, and no such built-in workload. Did you mean unet3d_a100 or "
+            "unet3d_b200 or unet3d_h100?\n",
+        ),
+        (
+            ["run", "unet4d", "--null-device"],
+            "workload run: unet4d: no such file, and no such built-in workload. Did",
+        ),
+        (
+            ["run", "bert", "--null-device", "--set", "t"],
+            "workload run: --set: t: must be KEY=VALUE, such as",
+        ),
         (["run", "bert", "--ranks", "two"], 'workload run: --ranks: must be a whole number, not "two"\n'),
         (["run", "bert", "--rank=2", "--nope"], "workload run: unknown option '--nope'\n"),
         (["run", "bert", "--device-gb-s", "x"], 'workload run: --device-gb-s: must be a number, not "x"\n'),

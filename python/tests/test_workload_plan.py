@@ -253,6 +253,15 @@ def test_arguments_of_other_types() -> None:
         ({"accelerators": 2.5}, "accelerators: must be a whole number, not 2.5"),
         ({"accelerators": "8"}, "accelerators: must be a whole number, not '8'"),
         ({"target": "90%"}, "target: must be a number, not '90%'"),
+        (
+            {"disk": {"read_gb_s": 5}},
+            r"disk: must be a trunkline.workload.Disk, such as Disk\(read_gb_s=5\), not dict",
+        ),
+        ({"server": 25}, r"server: must be a trunkline.workload.Server, such as Server\(gb_s=25\), not int"),
+        (
+            {"checkpoints": 1e12},
+            "checkpoints: must be a trunkline.workload.CheckpointBudget, such as .* not float",
+        ),
     ):
         with pytest.raises(TypeError, match=message):
             plan(spec(), **{"accelerators": 1, **arguments})

@@ -185,6 +185,13 @@ def test_results_that_are_not_complete_are_rejected(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_a_page_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
+    document = run(parse_text(WORKLOAD, "tiny.yaml", ["train.total_training_steps=1"]), None)
+    path = tmp_path / "none" / "run.html"
+    with pytest.raises(FileNotFoundError, match=f"^cannot write {path}: .*create it .mkdir -p {path.parent}"):
+        write_report(document, path)
+
+
 def test_results_with_any_value_replaced(tmp_path: Path) -> None:
     """Each is drawn and compared, or rejected with ValueError."""
     short = parse_text(WORKLOAD, "tiny.yaml", ["train.total_training_steps=2"])

@@ -137,7 +137,7 @@ def test_scaling_keeps_layers_ranks_and_proportions() -> None:
     half = scaled_shape(lists, total_bytes(lists) // 2)
     assert (half.layer_elements[0] % 16, half.layer_elements[1], half.group_elements[0]) == (0, 0, 1)
     assert 0.98 < total_bytes(half) / (total_bytes(lists) // 2) <= 1
-    with pytest.raises(ValueError, match="--scale: a checkpoint of all 512 ranks has at least"):
+    with pytest.raises(ValueError, match="scale_bytes: a checkpoint of all 512 ranks has at least"):
         scaled_shape(shape, 1000)
 
 
@@ -148,7 +148,7 @@ def test_ranks_are_a_part_of_the_model_or_more_copies_of_it() -> None:
     more = ranked_shape(checkpoint, 128, None)
     assert (more.parallelism.data, more.parallelism.ranks) == (16, 128)
     assert total_bytes(ranked_shape(checkpoint, 128, 10**10)) <= 10**10
-    with pytest.raises(ValueError, match="--ranks: 100 is not a multiple of 8"):
+    with pytest.raises(ValueError, match="ranks: 100 is not a multiple of 8"):
         ranked_shape(checkpoint, 100, None)
 
 
@@ -179,7 +179,10 @@ def test_both_spellings_are_read() -> None:
     assert old.checkpoint is not None
     assert (old.checkpoint.saves, old.checkpoint.restores, old.checkpoint.durable) == (4, 1, False)
     assert [(each.key, each.effect) for each in old.ignored] == [
-        ("checkpoint.checkpoint_folder", "ignored: --data says where checkpoints are saved")
+        (
+            "checkpoint.checkpoint_folder",
+            "ignored: the directories of the run say where checkpoints are saved",
+        )
     ]
     sizes = [
         parse_text(f"workflow: {{train: false, checkpoint: true}}\n{text}", "x").checkpoint

@@ -1,6 +1,7 @@
 """Workload files: public ones unchanged, their totals by hand, and what wrong ones say."""
 
 import re
+from typing import Any
 
 import pytest
 
@@ -76,7 +77,10 @@ def test_every_key_without_effect_is_listed_with_its_line() -> None:
     for each in workload.ignored[:-1]:
         assert each.key.rpartition(".")[2] in lines[each.line - 1]
     assert "checkpoint.checkpoint_after_epoch" not in effects
-    assert effects["checkpoint.checkpoint_folder"] == "ignored: --data says where checkpoints are saved"
+    assert (
+        effects["checkpoint.checkpoint_folder"]
+        == "ignored: the directories of the run say where checkpoints are saved"
+    )
     assert effects["framework"].startswith("ignored")
     assert effects["reader2"] == "not supported: unknown key; check its spelling"
     read = {"dataset.format", "reader.batch_size", "train.epochs", "metric.au", "workflow.train"}
@@ -176,13 +180,27 @@ def test_misspelled_keys_are_recognized(old: str, new: str, message: str) -> Non
 
 def test_wrong_overrides_are_named_as_they_were_given() -> None:
     for override, message in (
-        ("reader.batch_size=x", "--set reader.batch_size=x: must be a number, not 'x'"),
-        ("reader=x", "--set reader=x: must be a section with keys below it"),
+        ("reader.batch_size=x", "overrides: reader.batch_size=x: must be a number, not 'x'"),
+        ("reader=x", "overrides: reader=x: must be a section with keys below it"),
         ("reader.batchsize=1", "there is no key reader.batchsize; did you mean reader.batch_size?"),
-        ("batch", "--set batch: must be KEY=VALUE"),
+        ("batch", "overrides: batch: must be KEY=VALUE"),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
             parse_text(UNET3D, "x.yaml", [override])
+
+
+def test_overrides_are_a_list() -> None:
+    wrong: Any
+    for wrong, message in (
+        (
+            "train.epochs=1",
+            r'must be a list of KEY=VALUE, such as \["train.epochs=1"\], not str; put it into',
+        ),
+        ({"train.epochs": 1}, "not dict; put it into a list"),
+        ([("train.epochs", 1)], r"and \('train.epochs', 1\) is not a str"),
+    ):
+        with pytest.raises(TypeError, match=f"^overrides: .*{message}"):
+            load("retinanet", wrong)
 
 
 def test_images_are_files_of_one_sample() -> None:

@@ -189,6 +189,8 @@ def test_arguments_of_torch_load(tmp_path: Path) -> None:
     for unsupported in ([], 1.5):
         with pytest.raises(TypeError, match="^map_location: must be a str, an int or a torch.device, not"):
             tl.load(tmp_path / "a.pt", map_location=unsupported)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="""^device: must be "cpu" or "cuda" .*, not 'gpu'$"""):
+        tl.load(tmp_path / "a.pt", device="gpu")
     with pytest.raises(ValueError, match="^device, map_location: differ"):
         tl.load(tmp_path / "a.pt", device="cuda", map_location="cpu")
     with pytest.raises(

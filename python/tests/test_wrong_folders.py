@@ -139,6 +139,20 @@ def test_configs_of_other_models(kind: str, tmp_path: Path) -> None:
         assert os.fspath(tmp_path) in str(caught.value)
 
 
+def test_a_config_that_is_not_json(tmp_path: Path) -> None:
+    folder_with(tmp_path, {})
+    save_file({"a": torch.ones(600)}, tmp_path / "model.safetensors")
+    for contents, why in (
+        (b'{"model_type":\n llama}', "line 2, column 2: Expecting value"),
+        (b"{\xff\xff\xff", "it is not UTF-8 text"),
+    ):
+        (tmp_path / "config.json").write_bytes(contents)
+        with pytest.raises(tl.Format) as caught:
+            tl.transformers.from_pretrained(tmp_path)
+        expected = f"{tmp_path}/config.json is not valid JSON ({why}); download or copy it again"
+        assert str(caught.value) == expected
+
+
 def test_weights_of_a_classifier(tmp_path: Path) -> None:
     transformers.LlamaForSequenceClassification(ARCHITECTURES["llama"]()).save_pretrained(tmp_path)
     with pytest.raises(

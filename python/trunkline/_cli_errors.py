@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping
 
@@ -14,7 +15,7 @@ def report_error(
 ) -> None:
     """Report that `trunkline COMMAND` failed, as the commands of the bundled program do.
 
-    `options`: the option for each argument of the functions that the command calls; messages begin with it.
+    `options`: the option for each argument of the functions that the command calls; see in_options().
     """
     if wants_json:
         print_error_document(command, error, options)
@@ -23,9 +24,46 @@ def report_error(
 
 def _message_of(error: Exception, options: Mapping[str, str]) -> str:
     """Return the message, in the words of the command line."""
-    message = _text_of(error)
+    return in_options(_text_of(error), options)
+
+
+_OUTSIDE_PATH = r"(?<![\w./'-])"  # not within the name of a file
+_VALUE = r"""(?:True\b|(?P<value>"[^"]*"|'[^']*'|[\w.]+)|\[\.\.\.\])?"""
+_DOWNLOAD = re.compile(
+    r'huggingface_hub\.snapshot_download\("([^"]+)"(?:, allow_patterns="([^"]+)")?(?:, revision="([^"]+)")?\)'
+)
+
+
+def in_options(message: str, options: Mapping[str, str]) -> str:
+    """Return an error message of a function in the words of its command: options instead of arguments.
+
+    An argument is recognized at the beginning ("key: ..."), with its value (force=True, key="model", or
+    "pass key="), and anywhere if its name is of several words (memory_budget): those are not words of
+    sentences.
+    """
     argument, colon, rest = message.partition(": ")
-    return f"{options[argument]}: {rest}" if colon and argument in options else message
+    if colon and argument in options:
+        message = f"{options[argument]}: {rest}"
+    for name, option in options.items():
+        if not name.isidentifier():
+            continue
+        with_value = rf"{_OUTSIDE_PATH}{name}={_VALUE}"
+        message = re.sub(
+            with_value, lambda found, option=option: _with_value(option, found["value"]), message
+        )
+        if "_" in name:
+            message = re.sub(rf"{_OUTSIDE_PATH}{name}(?![\w/=]|\.\w)", option, message)
+    return _DOWNLOAD.sub(lambda found: _download_command(*found.groups()), message)
+
+
+def _with_value(option: str, value: str | None) -> str:
+    return option if value is None else f"{option} {value.strip(chr(34) + chr(39))}"
+
+
+def _download_command(name: str, file: str | None, revision: str | None) -> str:
+    return (
+        f"hf download {name}" + (f" {file}" if file else "") + (f" --revision {revision}" if revision else "")
+    )
 
 
 def _text_of(error: Exception) -> str:

@@ -66,9 +66,10 @@ def _reworded(message: str, subcommands: Sequence[str]) -> str:
         return f"unknown subcommand '{choice[2]}'{meant or f'; there are {known}'}"
     lacking = re.fullmatch(r"the following arguments are required: (.*)", message)
     if lacking and subcommands:
-        return f"a subcommand is required, one of {', '.join(subcommands)}"
+        return f"a subcommand is required: one of {', '.join(subcommands)}"
     if lacking:
-        return f"{lacking[1]} {'are' if ', ' in lacking[1] else 'is'} required"
+        names = re.sub(r"(--[^/, ]+)/[^, ]+", r"\1", lacking[1])  # without the other names
+        return f"{names} {'are' if ', ' in names else 'is'} required"
     unknown = re.fullmatch(r"unrecognized arguments: (.*?)(\. Did you mean .*)?", message)
     if unknown:
         what = "option" if unknown[1].startswith("-") else "argument"
@@ -78,6 +79,9 @@ def _reworded(message: str, subcommands: Sequence[str]) -> str:
 
 def _meant(given: str, known: Sequence[str]) -> str:
     """Return a question for the known name that is most like the given one; empty if none is."""
+    other = {"ls": "list", "list": "ls"}.get(given)
+    if other in known:
+        return f". Did you mean '{other}'?"
     nearest = difflib.get_close_matches(given.partition("=")[0], known, n=1, cutoff=0.7)
     return f". Did you mean '{nearest[0]}'?" if nearest else ""
 
@@ -92,13 +96,14 @@ def run_command(
     *,
     status_of: Callable[[dict[str, Any]], int] = lambda document: OK,
     usage_errors: tuple[type[OSError], ...] = (),
+    failed: int = FAILED,
 ) -> int:
     """Parse the arguments, run the command that they name, and print its result; return the exit status.
 
     `interrupted`: what Ctrl-C has left, for the message. `finish`: what comes after the document is printed,
     which it cannot take back. `status_of`: the exit status of a command that has not failed, by its document.
-    `usage_errors`: errors that count as wrong usage. `option_names`: the option
-    for each argument that an error may name.
+    `usage_errors`: errors that count as wrong usage. `failed`: the exit status of
+    other errors. `option_names`: the option for each argument that an error may name.
     """
     wants_json = "--json" in arguments
     options = argparse.Namespace(command="")
@@ -115,7 +120,7 @@ def run_command(
         return USAGE
     except OSError as error:
         report_error(name, error, wants_json, option_names)
-        return USAGE if isinstance(error, usage_errors) else FAILED
+        return USAGE if isinstance(error, usage_errors) else failed
     except KeyboardInterrupt:
         message = f"interrupted{interrupted(options)}"
         report_error(name, Cancelled(errno.ECANCELED, message), wants_json)

@@ -7,7 +7,7 @@ import html
 from collections.abc import Sequence
 from pathlib import Path
 
-from trunkline._errors import errno_reason
+from trunkline._errors import errno_reason, exception_of
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1d2329 }
@@ -74,6 +74,15 @@ def why_not_writable(error: OSError, path: Path) -> str:
             f"{path.parent})"
         )
     return errno_reason(error.errno)
+
+
+def write_page(text: str, path: Path) -> None:
+    """Write a page. Raises OSError that names the file, and says what to do."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        why = why_not_writable(error, path)
+        raise exception_of("system", error.errno or 0, f"cannot write {path}: {why}", str(path)) from error
 
 
 def check_writable(path: Path) -> None:

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from trunkline._errors import exception_of
@@ -54,6 +55,22 @@ def check_is_local(name: str, argument: str) -> None:
         )
 
 
+def about_missing_disks(volumes: Iterable[str], argument: str = "volumes") -> str | None:
+    """Return a warning of directories that would be created with their parents; None if there are none.
+
+    Such a parent was meant to be the mount point of a disk.
+    """
+    parents = {os.path.dirname(os.path.abspath(each)) for each in volumes}  # noqa: PTH100, PTH120
+    missing = sorted(each for each in parents if not os.path.isdir(each))  # noqa: PTH112
+    if not missing:
+        return None
+    verb = "does" if len(missing) == 1 else "do"
+    return (
+        f"{argument}: {', '.join(missing)} {verb} not exist, and saving creates directories; check the "
+        "spelling, and that the disks are mounted: otherwise the bytes go to the disk of the system"
+    )
+
+
 def absolute_path(path: Any, argument: str = "path") -> str:
     """Return a path that means the same after a change of the working directory.
 
@@ -62,7 +79,7 @@ def absolute_path(path: Any, argument: str = "path") -> str:
     """
     name = path_name(path, argument)
     if not name:
-        raise exception_of("system", errno.ENOENT, f"{argument}: must not be empty", name)
+        raise exception_of("system", errno.ENOENT, f"{argument}: is an empty string; pass a path", name)
     if name.startswith("/"):
         return name
     try:

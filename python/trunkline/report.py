@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trunkline._html import escaped, page, table
+from trunkline._html import escaped, page, table, write_page
 from trunkline._html import figure as html_figure
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def write_report(results: Results, path: str | Path) -> None:
         raise ValueError("results: not a document of `trunkline bench --json` with measurements in it")
     if results.get("schema") != 1:
         raise ValueError(f"results: schema {results.get('schema')} is not supported; upgrade trunkline")
-    Path(path).write_text(_page(results), encoding="utf-8")
+    write_page(_page(results), Path(path))
 
 
 def _page(results: Results) -> str:

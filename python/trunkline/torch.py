@@ -23,8 +23,10 @@ def empty_pinned(
     from GPUs are asynchronous; `device` "cuda" or "cuda:1" requires that, "cpu" skips it (see pinned_empty).
     `shape` is in elements of `dtype`. The memory counts towards the engine's pinned_budget_bytes (None: the
     default engine's) until the last tensor that shares it is deleted. Raises OutOfBudget if it does not fit,
-    ValueError for a negative shape. Thread-safe.
+    ValueError for a negative shape, TypeError for another dtype. Thread-safe.
     """
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype: must be a torch.dtype such as torch.bfloat16, not {dtype!r}")
     extents = (shape,) if isinstance(shape, int) else tuple(shape)
     if any(extent < 0 for extent in extents):
         raise ValueError(f"shape: must have no negative extent, not {extents}")

@@ -6,6 +6,8 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 
 namespace trunkline {
 namespace {
@@ -35,7 +37,7 @@ constexpr std::array kHints{
          "missing capability; check lsattr and the container's profile"},
     Hint{EROFS, "remount it writable or use another path"},
     Hint{ENOENT, "check the path; a directory in it may be what is missing"},
-    Hint{EEXIST, "remove it first, or open it in a mode that may overwrite"},
+    Hint{EEXIST, "remove it first, or use another name; opening a file with \"w\" replaces it"},
     Hint{EMFILE, "this process is at its limit of open files; raise it (ulimit -n) or close some"},
     Hint{ENFILE, "the machine is at its limit of open files; raise fs.file-max or close some"},
     Hint{ENOMEM,
@@ -101,6 +103,17 @@ Error system_error(int code, std::string_view action, std::string_view path) {
         fmt::format("cannot {}: no such file or directory (ENOENT); mount /proc (mount -t proc proc /proc)",
                     action),
         std::string(path)};
+  }
+  if (std::error_code error; code == ENOENT && !path.empty() && !path.starts_with('/')) {
+    const std::string current = std::filesystem::current_path(error).string();
+    if (!error) {
+      return {
+          ErrorKind::system, code,
+          fmt::format("cannot {}: no such file or directory (ENOENT); check the path (the current directory "
+                      "is {})",
+                      action, current),
+          std::string(path)};
+    }
   }
   return {ErrorKind::system, code, fmt::format("cannot {}: {}", action, errno_reason(code)),
           std::string(path)};

@@ -5,6 +5,8 @@
 #include <cctype>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <string>
 
 namespace trunkline {
 namespace {
@@ -34,6 +36,15 @@ TEST(SystemError, CommonFileErrorsSayWhatToTry) {
                          ENOMEM, EFBIG, EISDIR, ENOTDIR, ENAMETOOLONG}) {
     EXPECT_NE(system_error(code, "x").message.find("); "), std::string::npos) << errno_name(code);
   }
+}
+
+TEST(SystemError, SaysWhereARelativePathIsLookedUp) {
+  const std::string current = std::filesystem::current_path().string();
+  EXPECT_EQ(
+      system_error(ENOENT, "open x.pt", "x.pt").message,
+      "cannot open x.pt: no such file or directory (ENOENT); check the path (the current directory is " +
+          current + ")");
+  EXPECT_EQ(system_error(ENOENT, "open /x.pt", "/x.pt").message.find(current + ")"), std::string::npos);
 }
 
 TEST(SystemError, SaysTheCauseOnce) {

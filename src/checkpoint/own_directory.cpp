@@ -134,7 +134,10 @@ std::string advice_for(const std::string& directory) {
   }
   if (has_checkpoints(fmt::format("{}/checkpoints", directory)).value_or(false))
     return fmt::format("open {}/checkpoints, which is a directory of checkpoints", directory);
-  return fmt::format("give checkpoints a directory of their own, for example {}/checkpoints", directory);
+  return fmt::format(
+      "name a directory of checkpoints; to save new ones, name a directory of their own, for example "
+      "{}/checkpoints",
+      directory);
 }
 
 Result<std::optional<std::uint64_t>> device_of_directory(const std::string& directory) {

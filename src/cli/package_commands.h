@@ -15,8 +15,8 @@ struct PackageCommand {
   const char* description;
 };
 inline constexpr PackageCommand kPackageCommands[] = {
-    {"pack", "Write a model's weights in the order in which they are streamed"},
-    {"plan", "Predict how fast a model generates with its weights streamed"},
+    {"pack", "Prepare a Hugging Face model for running in less memory than its weights"},
+    {"plan", "Predict how many tokens per second a model generates with its weights streamed"},
     {"workload", "Emulate trainings, checkpoints and inferences: how busy storage keeps the accelerators"},
 };
 inline constexpr PackageCommand kPackageCheckpointCommands[] = {

@@ -52,12 +52,19 @@ std::string describe_unknown_option(const CLI::App& command, const std::string& 
   return text;
 }
 
-// "doctor, bench, tune, checkpoint, and with the Python package pack, plan, workload"
+// "doctor, bench, tune, checkpoint, or, of the Python package, pack, plan, workload"
 std::string list_subcommands(const CLI::App& group) {
   std::string text = fmt::format("{}", fmt::join(subcommand_names(group, false), ", "));
   const auto more = subcommand_names(group, true);
-  if (!more.empty()) text += fmt::format(", and with the Python package {}", fmt::join(more, ", "));
+  if (!more.empty()) text += fmt::format(", or, of the Python package, {}", fmt::join(more, ", "));
   return text;
+}
+
+// What other programs call a subcommand; empty if there is no such name.
+std::string synonym(std::string_view given) {
+  if (given == "list") return "ls";
+  if (given == "ls") return "list";
+  return given == "remove" || given == "delete" ? "rm" : "";
 }
 
 // `given`: what stands where a subcommand has to.
@@ -65,6 +72,8 @@ std::string describe_unknown_subcommand(const CLI::App& group, const std::string
   auto known = subcommand_names(group, false);
   std::ranges::copy(subcommand_names(group, true), std::back_inserter(known));
   std::string text = fmt::format("unknown subcommand '{}'", given);
+  if (const std::string other = synonym(given); std::ranges::find(known, other) != known.end())
+    return text + fmt::format(". Did you mean '{}'?", other);
   if (const auto meant = nearest_name(given, known))
     return text + fmt::format(". Did you mean '{}'?", *meant);
   return text + fmt::format("; there are {}", list_subcommands(group));
@@ -80,7 +89,7 @@ std::string describe(const CLI::App& command, const CLI::ParseError& error) {
     return describe_unknown_subcommand(command, left.front());
   if (const auto option = std::ranges::find_if(left, is_option); option != left.end())
     return describe_unknown_option(command, *option);
-  if (lacks_subcommand) return fmt::format("a subcommand is required, one of {}", list_subcommands(command));
+  if (lacks_subcommand) return fmt::format("a subcommand is required: one of {}", list_subcommands(command));
   // "--all excludes --step"
   const std::string_view what = error.what();
   constexpr std::string_view kExcludes = " excludes ";

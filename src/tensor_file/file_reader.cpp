@@ -61,12 +61,11 @@ Status FileReader::check_sizes() const {
     if (!size) return std::unexpected(size.error());
     if (*size == target.layout.bytes) continue;
     const std::string& path = target.layout.path;
-    return std::unexpected(make_error(
-        ErrorKind::corrupt,
-        fmt::format(
-            "cannot read {}: it has {} bytes but should have {}; it was cut off, or belongs to another set",
-            path, *size, target.layout.bytes),
-        path));
+    return std::unexpected(make_error(ErrorKind::corrupt,
+                                      fmt::format("cannot read {}: it has {} bytes but should have {}; it "
+                                                  "was cut off, or is a shard of another checkpoint",
+                                                  path, *size, target.layout.bytes),
+                                      path));
   }
   return {};
 }

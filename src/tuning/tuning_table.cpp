@@ -71,7 +71,12 @@ const Tuning* TuningTable::find(std::span<const std::string> paths) const {
   std::vector<Storage> storages;
   for (const std::string& path : paths) {
     const auto device = device_of(path);
-    const Storage* const storage = device ? storage_of(*device, path) : nullptr;
+    if (!device) {
+      log::warn(log::Component::engine,
+                "saved settings are not used: neither {} nor the directory that it would be in exists", path);
+      return nullptr;
+    }
+    const Storage* const storage = storage_of(*device, path);
     if (storage == nullptr) return nullptr;
     storages.push_back(*storage);
   }

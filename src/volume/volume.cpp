@@ -12,6 +12,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/creation_error.h"
 #include "base/log.h"
 #include "io/file/open_members.h"
 #include "os/file_pair.h"
@@ -40,7 +41,7 @@ Status check_directories(const std::vector<std::string>& directories) {
     struct stat status{};
     const std::string action = fmt::format("open the volume directory {}", directory);
     if (::stat(directory.c_str(), &status) != 0)
-      return std::unexpected(system_error(errno, action, directory));
+      return std::unexpected(missing_directory_error(errno, action, directory));
     if (!S_ISDIR(status.st_mode)) return std::unexpected(system_error(ENOTDIR, action, directory));
     const auto [same, fresh] = seen.emplace(std::pair(status.st_dev, status.st_ino), directory);
     if (!fresh) {

@@ -7,7 +7,9 @@ from typing import Any
 
 from trunkline._command import FAILED, OK, Parser, run_command
 from trunkline._core import CheckpointStore
+from trunkline._errors import Unsupported, reword
 from trunkline._formats.dcp_names import is_dcp_directory
+from trunkline._sizes import size
 
 
 def make_parser() -> Parser:
@@ -115,7 +117,8 @@ def _add_diff(commands: Any) -> None:
     diff = commands.add_parser(
         "diff",
         help="compare two checkpoints or files: which tensors differ, and by how much",
-        description="Compare two checkpoints or files. The exit status is 1 if they differ.",
+        description="Compare two checkpoints or files. The exit status is 1 if they differ, and 2 if they "
+        "could not be compared.",
     )
     for side in ("a", "b"):
         diff.add_argument(
@@ -145,7 +148,7 @@ def _export(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     verified = "every byte verified" if done.verified else "NOT verified: the source has no checksums"
     lines.append(
         f"exported {done.source} to {done.path}: {_counted(done.tensors, 'tensor')}, "
-        f"{done.bytes / 1e9:.3g} GB, {verified}"
+        f"{size(done.bytes)}, {verified}"
     )
     return {"command": "checkpoint export", "schema": 1, **done.document()}, "\n".join(lines)
 
@@ -156,14 +159,19 @@ def _import(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     require_torch("importing a checkpoint", "import it where torch is")
     from trunkline._checkpoint_tools.importing import import_checkpoint
 
-    done = import_checkpoint(
-        options.source,
-        options.directory,
-        step=options.step,
-        key=options.key,
-        allow_pickle=options.allow_pickle,
-    )
-    text = f"imported {done.source} as step {done.step} of {done.directory}: {done.bytes / 1e9:.3g} GB"
+    try:
+        done = import_checkpoint(
+            options.source,
+            options.directory,
+            step=options.step,
+            key=options.key,
+            allow_pickle=options.allow_pickle,
+        )
+    except Unsupported as error:
+        if "add_safe_globals" in str(error):  # which is a function of Python
+            reword(error, f"{error}. To do so, load it in Python, and save it with trunkline.Checkpointer")
+        raise
+    text = f"imported {done.source} as step {done.step} of {done.directory}: {size(done.bytes)}"
     return {"command": "checkpoint import", "schema": 1, **done.document()}, text
 
 
@@ -251,9 +259,9 @@ def _dcp_verify(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         what = str(checkpoint.folder) if checkpoint.step is None else f"step {checkpoint.step}"
         problems = [m["message"] for m in each.get("mismatches", ())]
         problems += [each["error"]["message"]] if "error" in each else []
-        size = f", {each['bytes'] / 1e6:.4g} MB" if "bytes" in each else ""
+        nbytes = f", {each['bytes'] / 1e6:.4g} MB" if "bytes" in each else ""
         state = "verified" if each["ok"] else f"damaged, {_counted(len(problems), 'problem')}"
-        lines += [f"{what}: {state}{size}", *(f"  {problem}" for problem in problems)]
+        lines += [f"{what}: {state}{nbytes}", *(f"  {problem}" for problem in problems)]
     ok = bool(results) and all(each["ok"] for each in results)
     return _dcp_document(options, {"ok": ok, "checkpoints": results}), "\n".join(
         lines or [f"{options.directory} has no checkpoints"]
@@ -298,8 +306,19 @@ def _diff(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     if found.is_same:
         lines = [f"the same: {_counted(found.compared, 'tensor')}"]
     else:
-        lines.append(f"{len(found.tensors)} of {found.compared} tensors differ")
+        lines.append(_summary(found))
     return {"command": "checkpoint diff", "schema": 1, **found.document()}, "\n".join(lines)
+
+
+def _summary(found: Any) -> str:
+    only = [
+        f"{_counted(len(names), 'tensor or value')} only in {side}"
+        for names, side in ((found.only_a, found.a), (found.only_b, found.b))
+        if names
+    ]
+    common = "common " if only else ""
+    differing = f"{len(found.tensors)} of {found.compared} {common}tensors differ"
+    return "; ".join([differing if found.compared else "no tensor is in both", *only])
 
 
 def _described(each: Any) -> str:
@@ -318,6 +337,17 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
+_NOT_COMPARED = 2  # as of diff and cmp
+_OPTIONS = {
+    "out": "OUT",
+    "key": "--key",
+    "force": "--overwrite",
+    "max_shard_size": "--max-shard-size",
+    "from_folder": "--from",
+    "allow_pickle": "--allow-pickle",
+}  # by the arguments of export_checkpoint() and import_checkpoint()
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run a command; `arguments` begin with its name. Returns the exit status."""
     return run_command(
@@ -328,8 +358,8 @@ def main(arguments: Sequence[str]) -> int:
         status_of=_status_of,
         option_names={
             "step": "STEP" if arguments[0] in ("rm", "import") else "--step",
-            "out": "OUT",
-            "key": "--key",
+            **_OPTIONS,
         },
         usage_errors=(FileNotFoundError, NotADirectoryError),
+        failed=_NOT_COMPARED if arguments[0] == "diff" else FAILED,
     )

@@ -113,7 +113,7 @@ def _read_torch_dcp(path: str, allow_pickle: bool) -> Any:
         raise Unsupported(
             None,
             f"{path} was written by torch's FileSystemWriter: reading it runs the pickles in it. Pass "
-            "allow_pickle=True (--allow-pickle) if you trust where it comes from",
+            "allow_pickle=True if you trust where it comes from",
             path,
         )
     return _load_all(FileSystemReader(path))

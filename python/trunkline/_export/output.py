@@ -74,8 +74,7 @@ def exists_error(path: str) -> Exception:
     return exception_of(
         "system",
         errno.EEXIST,
-        f"cannot write {path}: it exists already; choose another name, or replace it with force=True "
-        "(--overwrite)",
+        f"cannot write {path}: it exists already; choose another name, or replace it with force=True",
         path,
     )
 

@@ -36,7 +36,7 @@ class Placeholders:
                 errno.ENOMEM,
                 f"cannot reserve {total} bytes of addresses for the tensors of the state, although none of "
                 "them is used as memory: raise the limit (ulimit -v, vm.overcommit_memory), or export a part "
-                "of the state (key)",
+                "of the state (key=)",
             ) from None
         self._address = torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr()
 

@@ -43,7 +43,7 @@ def flat_tensors(state: LazyState) -> FlatTensors:
         raise Unsupported(
             None,
             f"safetensors files have no {found[foreign[0]].dtype}, the dtype of {_listed(foreign)} in "
-            f"{state.source}; name a file that ends with .pt, or export another part of the state (key)",
+            f"{state.source}; name a file that ends with .pt, or export another part of the state (key=)",
         )
     for name, tensor in found.items():
         if not tensor.is_contiguous() and state.placeholders.find(tensor.data_ptr()) is not None:
@@ -67,7 +67,7 @@ def _walk(value: Any, prefix: str, found: dict[str, torch.Tensor], others: list[
             others.append(name)
         elif name in found:
             raise Unsupported(
-                None, f"two tensors would both be named {name!r}; export a part of the state (key)"
+                None, f"two tensors would both be named {name!r}; export a part of the state (key=)"
             )
         else:
             found[name] = item.detach()
@@ -83,17 +83,19 @@ def _not_tensors(state: LazyState, others: Sequence[str]) -> Unsupported:
                 usable += [] if inner else [key]
     hint = "; name a file that ends with .pt"
     if usable:
-        hint += (
-            f", or export only the tensors below one key: {', '.join(f'--key {key}' for key in usable[:4])}"
-        )
+        hint += f", or export only the tensors below one key: {' or '.join(map(_as_argument, usable[:4]))}"
     else:
-        hint += ", or export a part of the state that has only tensors (--key)"
+        hint += ", or export a part of the state that has only tensors (key=)"
     verb = "are" if len(others) > 1 else "is"
     return Unsupported(
         None,
         f"safetensors files hold only tensors, but {_listed(others)} of {state.source} {verb} not: "
         f"{hint.removeprefix('; ')}",
     )
+
+
+def _as_argument(key: str) -> str:
+    return f'key="{key}"'
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -17,11 +17,14 @@ def is_open_file(value: object) -> TypeGuard[BinaryFile]:
 
 
 def check_binary(file: BinaryFile) -> None:
-    """Raise TypeError for a file of text."""
+    """Raise TypeError for a file of text, ValueError for one that was opened for reading."""
     if isinstance(file, io.TextIOBase):
         raise TypeError(
             f'path: must be a path, or a file opened for writing bytes ("wb"), not {type(file).__name__}'
         )
+    if isinstance(file, io.IOBase) and not file.closed and not file.writable():
+        name = getattr(file, "name", None) or f"the {type(file).__name__}"
+        raise ValueError(f'path: {name} was opened for reading; open it with "wb"')
 
 
 def write_all(file: BinaryFile, data: "bytes | bytearray | memoryview") -> None:

@@ -73,7 +73,8 @@ def _check(parts: Sequence[Any], dimensions: int) -> None:
         raise IndexError("index: can have only one Ellipsis")
     if len(parts) - ellipses > dimensions:
         raise IndexError(
-            f"index: has {len(parts) - ellipses} parts, but the tensor has {dimensions} dimensions"
+            f"index: has {len(parts) - ellipses} parts, but the tensor has {dimensions} "
+            f"dimension{'' if dimensions == 1 else 's'}"
         )
 
 

@@ -34,6 +34,8 @@ _CONVERSIONS = {
     "bfloat16": torch.bfloat16,
 }
 
+_MOVES = {"to", "cpu", "cuda", "type", *_CONVERSIONS}
+
 
 class NotCopied:
     """Keeps the model that holds it from being copied and pickled."""
@@ -128,11 +130,18 @@ class OffloadedWeight(nn.Parameter):
                 return func(*args, **kwargs)
         if args and isinstance(args[0], cls) and _changes_nothing(args[0], name, args[1:], kwargs):
             return args[0]
+        if args and isinstance(args[0], cls) and name in _MOVES:
+            raise Unsupported(
+                None,
+                f'cannot call "{name}" on {args[0].path}, a weight of a streamed model: such a model cannot '
+                "be moved or converted; pass device= or dtype= to from_pretrained. If the model's own code "
+                "does this within its layer, pass unit_bytes of a whole layer",
+            )
         absent = next((value.path for value in _flat((args, kwargs)) if isinstance(value, cls)), "a weight")
         raise Unsupported(
             None,
-            f"cannot call {name} on {absent}: it is streamed, and in memory only while its module runs. Load "
-            "the model with transformers; or, if the model's own code uses the weight elsewhere in its "
+            f'cannot call "{name}" on {absent}: it is streamed, and in memory only while its module runs. '
+            "Load the model with transformers; or, if the model's own code uses the weight elsewhere in its "
             "layer, pass unit_bytes of a whole layer",
         )
 

@@ -163,6 +163,20 @@ class GpuMemory:
     host_bytes: int
 
 
+_BARE_NUMBER = 1024  # of bytes; nobody means so few
+
+
+def given_bytes(nbytes: int) -> str:
+    """Return the text for a size that is too small."""
+    return f'{nbytes} bytes (did you mean "{nbytes}GB"?)' if nbytes < _BARE_NUMBER else f"{nbytes} bytes"
+
+
+def least_text(argument: str, nbytes: int) -> str:
+    """Return the least value of an argument, also as it can be passed."""
+    unit, name = (10**3, "kB") if nbytes < 10**8 else (10**6, "MB")
+    return f'the least is {nbytes} bytes: pass {argument}="{-(-nbytes // unit)}{name}"'
+
+
 def gpu_streams(sizes: Sizes, memory: GpuMemory) -> tuple[int, int]:
     """Return how many bytes each pass copies to the GPU, and how many of them it reads from storage.
 
@@ -173,8 +187,8 @@ def gpu_streams(sizes: Sizes, memory: GpuMemory) -> tuple[int, int]:
     if memory.host_bytes < least:
         raise OutOfBudget(
             None,
-            f"host_memory: {memory.host_bytes} bytes cannot hold two of the units that are streamed through "
-            f"main memory to the GPU; the least is {least} bytes",
+            f"host_memory: {given_bytes(memory.host_bytes)} cannot hold two of the units that are streamed "
+            f"through main memory to the GPU; {least_text('host_memory', least)}",
         )
     return sum(copied), sum(_passing(copied, memory.host_bytes, 2))
 
@@ -188,9 +202,8 @@ def passing_units(sizes: Sizes, memory_budget: int, slots: int = 2) -> list[int]
     if memory_budget < least:
         raise OutOfBudget(
             None,
-            f"memory_budget: {memory_budget} bytes cannot hold the weights that stay in memory "
-            f"({sizes.resident_bytes} bytes) and two units; the least is {least} bytes "
-            f"({least / 1e9:.3f} GB)",
+            f"memory_budget: {given_bytes(memory_budget)} cannot hold the weights that stay in memory "
+            f"({sizes.resident_bytes} bytes) and two units; {least_text('memory_budget', least)}",
         )
     room = memory_budget - sizes.resident_bytes - cache_bytes(sizes, memory_budget)
     return _passing(sizes.unit_bytes, room, slots)

@@ -33,9 +33,8 @@ def device_argument(device: Device, path: str | None = None, argument: str = "de
         raise TypeError(
             f"{argument}: must be a str, an int or a torch.device, not {type(device).__name__}"
         ) from None
-    except RuntimeError as error:
-        why = str(error).splitlines()[0]
-        raise ValueError(f"{argument}: {device!r} is not a device of torch: {why}") from None
+    except RuntimeError:
+        raise ValueError(f'{argument}: must be "cpu" or "cuda" ("cuda:1"), not {device!r}') from None
     if not is_in_reach(wanted):
         raise Unsupported(
             None, f'{argument}: {wanted} is not supported; load to "cpu" and move from there', path

@@ -82,6 +82,7 @@ def save(
         check_engine(engine)
         _write_to(path, obj, bool_argument(checksum, "checksum"), _checked_format(format))
         return
+    _check_order(path)
     check_threads_run(f"save {path_name(path)}")
     durable = bool_argument(durable, "durable")
     checksum = bool_argument(checksum, "checksum")
@@ -149,6 +150,7 @@ def save_async(
         raise TypeError(
             f"path: must be a path, not an open file ({type(path).__name__}): save() writes to those"
         )
+    _check_order(path)
     check_threads_run(f"save {path_name(path)}")
     durable = bool_argument(durable, "durable")
     checksum = bool_argument(checksum, "checksum")
@@ -180,6 +182,14 @@ def _begin_save(
         raise
     files.enter()  # its thread runs, but may not have entered yet
     return handle
+
+
+def _check_order(path: Any) -> None:
+    """Raise TypeError for what is no path, such as the object to save."""
+    if not isinstance(path, str | bytes | os.PathLike):
+        raise TypeError(
+            f"path: must be str, bytes or os.PathLike, not {type(path).__name__}; the order is (obj, path)"
+        )
 
 
 def lay_out(obj: Any, path: Path, checksum: bool, chosen: Format | None = None) -> SourceLayout:

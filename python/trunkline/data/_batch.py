@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from trunkline.data._views import row_dtype
+
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
@@ -70,14 +72,16 @@ class Batch:
         """The class of each sample, int64 (samples,): see Index.labels."""
         return self._index.labels(self.indices)
 
-    def array(self, dtype: "DTypeLike" = numpy.uint8) -> "NDArray[Any]":
+    def array(self, dtype: "DTypeLike | None" = None) -> "NDArray[Any]":
         """Return samples of one size as an array (samples, items) of `dtype`: a view where they lie evenly.
 
-        Raises ValueError if the samples differ in size, or if their size is not a multiple of the item size.
+        `dtype`: None is the dtype of the rows for format "npy", and uint8 for other formats.
+        Raises ValueError if the samples differ in size, if their size is not a multiple of the item size, and
+        for another dtype than that of the rows of .npy files: bytes are not converted.
         """
         if not isinstance(self.memory, numpy.ndarray):
             raise ValueError("array: the batch is in the memory of a GPU; use memory, offsets and lengths")
-        kind = numpy.dtype(dtype)
+        kind = _dtype_of_items(dtype, self._index)
         sizes = numpy.unique(self.lengths)
         if self.lengths.ndim != 1 or len(sizes) > 1:
             raise ValueError(f"array: the samples have {len(sizes)} different sizes; use samples")
@@ -106,6 +110,20 @@ class Batch:
     def __reduce__(self) -> tuple[Callable[..., "Batch"], tuple[Any, ...]]:
         parts = (self._index, self.memory, self.offsets, self.lengths, self.indices, self.skipped, self.epoch)
         return Batch, parts
+
+
+def _dtype_of_items(dtype: "DTypeLike | None", index: "Index") -> "numpy.dtype[Any]":
+    """Return the dtype of what array() returns. Raises ValueError if .npy files hold another one."""
+    stored = row_dtype(index._info)
+    if dtype is None:
+        return numpy.dtype(numpy.uint8) if stored is None else stored
+    kind = numpy.dtype(dtype)
+    if stored is not None and kind != stored:
+        raise ValueError(
+            f"array: the rows of the .npy files are {stored}, not {kind}; call array() without a dtype, and "
+            f'convert its result: array().astype("{kind}")'
+        )
+    return kind
 
 
 def _pieces(memory: Any, offsets: int | list[int], lengths: int | list[int]) -> Any:

@@ -40,7 +40,10 @@ def options_of(
 ) -> Options:
     """Check the arguments of tl.data.index(). Raises TypeError and ValueError."""
     if format not in ("auto", *FORMATS):
-        raise ValueError(f"format: must be one of {', '.join(('auto', *FORMATS))}, not {format!r}")
+        raise ValueError(
+            f"format: must be one of {', '.join(('auto', *FORMATS))}, not {format!r}; where each file is one "
+            'sample, such as an image, it is "files"'
+        )
     if format == "auto" and record_bytes is not None:
         format = "records"  # noqa: A001
     if on_error not in ("raise", "skip"):
@@ -55,6 +58,8 @@ def options_of(
         (stride_bytes, "stride_bytes"),
         (header_bytes, "header_bytes"),
     ):
+        if format == "auto" and value not in (None, 0):
+            raise ValueError(f'{name}: requires record_bytes= as well (format "records")')
         if format != "records" and value not in (None, 0):
             raise ValueError(f'{name}: only format "records" supports it, not {format!r}')
     if format != "auto":

@@ -50,8 +50,13 @@ def _memory_itself(memory: Any, sample: int) -> object:
     return memory
 
 
+def row_dtype(info: IndexInfo) -> "numpy.dtype[Any] | None":
+    """Return the dtype of the rows of .npy files; None for another format."""
+    return npy_format.descr_to_dtype(ast.literal_eval(info.dtype)) if info.format == "npy" else None
+
+
 def _row_viewer(info: IndexInfo) -> View:
-    dtype = npy_format.descr_to_dtype(ast.literal_eval(info.dtype))
+    dtype = row_dtype(info)
     shape = tuple(info.row_shape)
 
     def view(memory: Any, sample: int) -> object:

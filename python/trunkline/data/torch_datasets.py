@@ -77,7 +77,9 @@ class SampleDataset(Dataset[Any]):
         *,
         labels: bool = False,
     ) -> None:
-        """Raises ValueError if labels are wanted of an index without classes."""
+        """Raises TypeError for anything but an Index, ValueError for labels of an index without classes."""
+        if not isinstance(index, Index):
+            raise TypeError(f"index: must be a trunkline.data.Index, not {type(index).__name__}")
         if labels and not index.classes:
             raise ValueError(
                 "labels: the index has no classes: its files are not in one folder for each class"

@@ -270,7 +270,7 @@ def _unpickled(data: bytes, name: str, path: Path) -> Any:
         raise Unsupported(
             None,
             f"{path}: the object {name!r} is of a type that torch.load(weights_only=True) does not allow; "
-            "pass its class to torch.serialization.add_safe_globals, or export a part of the state (key). "
+            "pass its class to torch.serialization.add_safe_globals, or export a part of the state (key=). "
             f"{explanation(error)}",
             str(path),
         ) from None

@@ -123,8 +123,7 @@ def _largest(directory: Path) -> Path:
             "system",
             code,
             f"cannot measure the bandwidth of {os.fspath(directory)}: {errno_reason(code)}; name existing "
-            'directories (volumes), or give the bandwidth, for example --bandwidth 6.8GB (bandwidth="6.8GB" '
-            "in Python)",
+            'directories (volumes=), or give the bandwidth, for example bandwidth="6.8GB"',
             os.fspath(directory),
         )
     files = [path for path in directory.iterdir() if path.is_file()]
@@ -134,8 +133,8 @@ def _largest(directory: Path) -> Path:
             "system",
             2,
             f"cannot measure the bandwidth of {os.fspath(directory)}: it has no file of at least "
-            f"{_REQUEST_BYTES >> 20} MiB; give the bandwidth, for example --bandwidth 6.8GB "
-            '(bandwidth="6.8GB" in Python)',
+            f"{_REQUEST_BYTES >> 20} MiB; give the bandwidth, for example "
+            'bandwidth="6.8GB"',
             os.fspath(directory),
         )
     return found

@@ -84,7 +84,8 @@ def plan(
     from trunkline.transformers.hub import find_model
     from trunkline.transformers.planned_pack import planned_pack
 
-    found = find_model(model_dir, revision=revision, cache_dir=cache_dir, subfolder=subfolder)
+    config = f"{subfolder}/config.json" if subfolder else "config.json"
+    found = find_model(model_dir, revision=revision, cache_dir=cache_dir, subfolder=subfolder, needed=config)
     folder = found.path
     if not (isinstance(skew, int | float) and 0 <= skew < math.inf):
         raise ValueError(f"skew: must be a number from 0, not {skew!r}")
@@ -233,8 +234,8 @@ def _device_argument(device: "str | torch.device") -> torch.device:
     try:
         target = torch.device(device)
     except RuntimeError:
-        target = None
-    if target is None or target.type not in ("cpu", "cuda"):
+        raise ValueError(f'device: must be "cpu" or "cuda", not {device!r}') from None
+    if target.type not in ("cpu", "cuda"):
         raise Unsupported(None, f'device: "{device}" is not supported; use cpu or cuda')
     return target
 
@@ -252,8 +253,8 @@ def _check_device(
     if target.type == "cuda" and None in measured_on_gpu and not torch.cuda.is_available():
         raise Unsupported(
             None,
-            f"device: cannot measure {target}: torch sees no CUDA GPU; pass memory_budget, bus_bandwidth and "
-            "flops",
+            f"device: cannot measure {target}: torch sees no CUDA GPU; pass memory_budget=, "
+            "bus_bandwidth= and flops=",
         )
 
 
@@ -263,7 +264,9 @@ def _storage_bandwidth(
     if bandwidth is not None:
         return _bandwidth_argument(bandwidth, "bandwidth")
     if isinstance(volumes, str | bytes | os.PathLike):
-        raise TypeError("volumes: must be a sequence of paths, not one path")
+        raise TypeError(
+            f"volumes: must be a list of directories, not {type(volumes).__name__}; put it into a list"
+        )
     if volumes is not None and not volumes:
         raise ValueError("volumes: must not be empty")
     return _machine.measure_reading(

@@ -7,6 +7,9 @@ from typing import Any
 
 from trunkline._command import Parser, run_command
 from trunkline._errors import Unsupported
+from trunkline._sizes import size
+
+_SHOWN_IN_GB = 10**8  # and more
 
 _OPTIONS = {
     "model_dir": "MODEL",
@@ -28,7 +31,10 @@ def main(arguments: Sequence[str]) -> int:
     command = arguments[0]
     left = "; the incomplete pack was removed" if command == "pack" else ""
     names = _OPTIONS if command == "plan" else {**_OPTIONS, "volumes": "OUT"}
-    return run_command(command, make_parser(), arguments, lambda _: left, option_names=names)
+    missing = (FileNotFoundError, NotADirectoryError)
+    return run_command(
+        command, make_parser(), arguments, lambda _: left, option_names=names, usage_errors=missing
+    )
 
 
 def make_parser() -> Parser:
@@ -52,10 +58,10 @@ def make_parser() -> Parser:
 def _add_pack(commands: Any) -> Parser:
     pack: Parser = commands.add_parser(
         "pack",
-        help="write a model's weights in the order in which they are streamed",
-        description="Write the weights of a Hugging Face model into a pack, unless it exists already. "
-        "Load it with trunkline.transformers.from_pretrained(MODEL), with pack_dir=OUT, or with "
-        "volumes=[OUT, ...].",
+        help="prepare a Hugging Face model for running in less memory than its weights",
+        description="Write the weights of a Hugging Face model in the order in which they are streamed, into "
+        "a pack, unless it exists already. Load it with "
+        "trunkline.transformers.from_pretrained(MODEL), with pack_dir=OUT, or with volumes=[OUT, ...].",
     )
     pack.add_argument(
         "model",
@@ -84,7 +90,7 @@ def _add_pack(commands: Any) -> Parser:
 def _add_plan(commands: Any) -> Parser:
     plan: Parser = commands.add_parser(
         "plan",
-        help="predict how fast a model generates with its weights streamed",
+        help="predict how many tokens per second a model generates with its weights streamed",
         description="Predict tokens per second by batch size, memory and number of disks. Needs only the "
         "config.json of the model, and --bandwidth if there is no large file to measure it with.",
     )
@@ -155,8 +161,8 @@ def _pack(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from trunkline.transformers import pack
 
     document = pack(options.model, options.out or None, dtype=options.dtype, revision=options.revision)
-    size = f"{document['bytes'] / 1e9:.2f} GB in {', '.join(document['directories'])}"
-    return document, f"{'packed' if document['made'] else 'exists already'}: {size}"
+    where = f"{_gb(document['bytes'])} in {', '.join(document['directories'])}"
+    return document, f"{'packed' if document['made'] else 'exists already'}: {where}"
 
 
 def _list_packs() -> tuple[dict[str, Any], str]:
@@ -251,13 +257,13 @@ def table(document: dict[str, Any]) -> str:
 
 
 def _pack_line(pack: dict[str, Any]) -> str:
-    where, size = pack["directory"], _gb(pack["bytes"])
+    where, nbytes = pack["directory"], _gb(pack["bytes"])
     if pack["exists"]:
-        return f"pack {size}, in {where}"
+        return f"pack {nbytes}, in {where}"
     if pack["needed"] is False:
         return "no pack is needed: the files are read in place"
     would = "would be made" if pack["needed"] else "would be made, if one is needed,"
-    return f"pack about {size}, {would} in {where} ({_gb(pack['free_bytes'])} free)"
+    return f"pack about {nbytes}, {would} in {where} ({_gb(pack['free_bytes'])} free)"
 
 
 def _gpu_line(document: dict[str, Any]) -> str:
@@ -279,7 +285,7 @@ def _experts_line(experts: dict[str, Any]) -> str:
 
 
 def _gb(nbytes: int) -> str:
-    return f"{nbytes / 1e9:.2f} GB"
+    return f"{nbytes / 1e9:.2f} GB" if nbytes >= _SHOWN_IN_GB else size(nbytes)
 
 
 def _tokens(row: dict[str, Any]) -> str:

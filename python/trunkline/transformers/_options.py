@@ -161,6 +161,7 @@ def _device_of_map(device_map: Any) -> Any:
 
 def unknown_argument(name: str, known: tuple[str, ...]) -> TypeError:
     """Return the error for an argument that neither we, nor transformers, nor the config knows."""
-    close = get_close_matches(name, [*known, *_REJECTED, *_WITHOUT_EFFECT, *_ACCEPTED, "torch_dtype"], n=1)
+    accepted = [*known, *_ACCEPTED, "torch_dtype"]  # not those that have no effect, or are rejected
+    close = get_close_matches(name, accepted, n=1) or [each for each in accepted if name in each.split("_")]
     hint = f"; did you mean {close[0]}?" if close else ", nor is it an attribute of the model's config"
     return TypeError(f"from_pretrained() got an unexpected keyword argument {name!r}{hint}")

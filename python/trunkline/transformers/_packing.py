@@ -13,9 +13,10 @@ import torch
 
 from trunkline._core import File
 from trunkline._errors import Unsupported, exception_of
+from trunkline._formats.checkpoint_names import DESCRIPTOR
 from trunkline._logging import Log
 from trunkline._modes import independent_of_modes
-from trunkline._paths import absolute_path, path_name
+from trunkline._paths import about_missing_disks, absolute_path, path_name
 from trunkline._progress import announce
 from trunkline._streaming import manifest as pack_manifest
 from trunkline._streaming import pack as packs
@@ -28,6 +29,7 @@ from trunkline._streaming.source import Source
 from trunkline._streaming.stored import FileTensor
 from trunkline._trace import span
 from trunkline._types import Path
+from trunkline._warnings import caller
 from trunkline.transformers.hub import find_model
 from trunkline.transformers.stored_model import Checkpoint, names_first, read_checkpoint
 
@@ -42,7 +44,9 @@ def location_argument(
     """Return where the arguments of from_pretrained put the pack of a folder; None: default_location()."""
     if volumes is not None:
         if isinstance(volumes, str | bytes | os.PathLike):
-            raise TypeError("volumes: must be a sequence of paths, not one path")
+            raise TypeError(
+                f"volumes: must be a list of directories, not {type(volumes).__name__}; put it into a list"
+            )
         if not isinstance(volumes, Sequence):
             raise TypeError(f"volumes: must be a list, since its order matters, not {type(volumes).__name__}")
         if pack_dir is not None:
@@ -51,7 +55,10 @@ def location_argument(
             )
         if not volumes:
             raise ValueError("volumes: must not be empty")
-        return PackLocation(tuple(_directory_argument(folder, "volumes", volume) for volume in volumes))
+        directories = tuple(_directory_argument(folder, "volumes", volume) for volume in volumes)
+        if (about_disks := about_missing_disks(map(str, directories))) is not None:
+            caller().warn(about_disks)
+        return PackLocation(directories)
     if pack_dir is not None:
         return PackLocation((_directory_argument(folder, "pack_dir", pack_dir),))
     return None
@@ -127,6 +134,11 @@ def _directory_argument(folder: FilePath, argument: str, path: Path) -> FilePath
         raise ValueError(
             f"{argument}: {name} is the model's own folder, where a pack would be mistaken for a file of the "
             f"model; use another directory, such as {folder / BESIDE}"
+        )
+    if (directory / DESCRIPTOR).exists():
+        raise ValueError(
+            f"{argument}: {name} is a directory of checkpoints, where a pack would lie among the steps; use "
+            f"another directory, such as {folder / BESIDE}"
         )
     return directory
 

@@ -10,7 +10,7 @@ from trunkline import _core
 from trunkline._core import parse_size
 from trunkline._errors import OutOfBudget
 from trunkline._streaming.memory import budget_argument, default_budget
-from trunkline._streaming.roofline import GPU_SLOTS, paged_bytes, slots_bytes
+from trunkline._streaming.roofline import GPU_SLOTS, given_bytes, least_text, paged_bytes, slots_bytes
 from trunkline._streaming.stored import FileTensor
 from trunkline._streaming.stored_unit import StoredUnit
 from trunkline._tensor_io.memory import Device, device_argument
@@ -113,8 +113,8 @@ def _plan_on_gpu(memory: Memory, checkpoint: Checkpoint, places: dict[str, FileT
     if memory.host_bytes < least_host:
         raise OutOfBudget(
             None,
-            f"host_memory: {memory.host_bytes} bytes cannot hold two of the units that are streamed through "
-            f"main memory to the GPU; the least is {least_host} bytes",
+            f"host_memory: {given_bytes(memory.host_bytes)} cannot hold two of the units that are streamed "
+            f"through main memory to the GPU; {least_text('host_memory', least_host)}",
             str(checkpoint.folder),
         )
     return plan
@@ -125,9 +125,9 @@ def _too_small(memory: Memory, checkpoint: Checkpoint, division: Division, least
     experts = " and two experts" if division.experts else ""
     return OutOfBudget(
         None,
-        f"memory_budget: {memory.budget} bytes cannot hold the weights of {checkpoint.folder} that stay in "
-        f"memory ({division.resident_bytes} bytes of embeddings, norms and head) and two units of up to "
-        f"{largest} bytes{experts}; the least is {least} bytes ({least / 1e9:.3f} GB), or less with a "
+        f"memory_budget: {given_bytes(memory.budget)} cannot hold the weights of {checkpoint.folder} that "
+        f"stay in memory ({division.resident_bytes} bytes of embeddings, norms and head) and two units of "
+        f"up to {largest} bytes{experts}; {least_text('memory_budget', least)}, or less with a "
         "smaller unit_bytes if units hold several weights",
         str(checkpoint.folder),
     )

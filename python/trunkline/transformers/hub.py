@@ -31,12 +31,13 @@ def find_model(
     revision: str | None = None,
     cache_dir: "Path | None" = None,
     subfolder: str = "",
+    needed: str = "",
 ) -> ModelFolder:
     """Return the folder of a model: a local one, or a snapshot in the Hugging Face cache.
 
     `revision`: a branch, tag or commit (None: "main"). `cache_dir`: None is that of the environment (HF_HOME,
     HF_HUB_CACHE). `subfolder`: of the model's folder. Nothing is downloaded: FileNotFoundError for a name
-    that is not in the cache, with the call that downloads it.
+    that is not in the cache, with the call that downloads it, or only the file `needed` of it.
     """
     name = path_name(model_dir, "model_dir")
     for argument, value in (("revision", revision), ("subfolder", subfolder)):
@@ -48,7 +49,7 @@ def find_model(
             folder = FilePath(absolute_path(name, "model_dir"))
         folder = folder / (subfolder or "")
         return ModelFolder(folder, str(folder), os.path.realpath(folder))
-    call = _download_call(name, revision, cache_dir)
+    call = _download_call(name, revision, cache_dir, needed)
     snapshot = _snapshot(name, revision, cache_dir, call)
     # The last parts of a snapshot's path are the commit's; the cache itself may move.
     identity = f"{name}@{snapshot.name}"
@@ -88,13 +89,21 @@ def _snapshot(name: str, revision: str | None, cache_dir: Any, call: str) -> Fil
             "system",
             errno.ENOENT,
             f"cannot load a model from {name}: no such folder, and the Hugging Face cache ({cache}) does not "
-            f"have a model of that name{at}; Trunkline downloads nothing, so download it first: {call}",
+            f"have a model of that name{at}; {_advice(name, call)}",
             name,
         ) from error
 
 
-def _download_call(name: str, revision: str | None, cache_dir: Any) -> str:
+def _advice(name: str, call: str) -> str:
+    if "/" in name:
+        return f"Trunkline downloads nothing, so download it first: {call}"
+    return f"check the path; a model of the Hub has to be downloaded first: {call}"
+
+
+def _download_call(name: str, revision: str | None, cache_dir: Any, needed: str) -> str:
     arguments = [f'"{name}"']
+    if needed:
+        arguments.append(f'allow_patterns="{needed}"')
     if revision is not None:
         arguments.append(f'revision="{revision}"')
     if cache_dir is not None:

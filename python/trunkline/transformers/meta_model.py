@@ -134,8 +134,26 @@ def _read_config(path: Path, options: ModelOptions) -> tuple[Any, dict[str, Any]
     except ValueError as error:
         raise Unsupported(None, _why_no_config(path, error), str(path)) from error
     except Exception as error:  # OSError if it is not JSON; other errors for invalid values
+        not_json = _why_not_json(path)
+        if not_json is not None:
+            raise Format(
+                None, f"{path} is not valid JSON ({not_json}); download or copy it again", str(path)
+            ) from None
         raise Format(None, f"{path}: {type(error).__name__}: {_first_line(error)}", str(path)) from error
     return config, unknown
+
+
+def _why_not_json(path: Path) -> str | None:
+    """Return what is wrong with the JSON in a file; None if it is valid, or cannot be read."""
+    try:
+        json.loads(path.read_bytes())
+    except json.JSONDecodeError as error:
+        return f"line {error.lineno}, column {error.colno}: {error.msg}"
+    except UnicodeDecodeError:
+        return "it is not UTF-8 text"
+    except (OSError, RecursionError):
+        return None
+    return None
 
 
 def _why_no_config(path: Path, error: ValueError) -> str:

@@ -1,9 +1,9 @@
 """Emulated training jobs, checkpoints and inference: how fast storage must be for accelerators not to wait.
 
     trunkline workload list
-    trunkline workload generate unet3d_h100 --data /mnt/a /mnt/b --scale 100GB
-    trunkline workload run unet3d_h100 --data /mnt/a /mnt/b
-    trunkline workload run llama3-8b --data /mnt/a /mnt/b --scale 10GB
+    trunkline workload generate unet3d_h100 --directories /mnt/a /mnt/b --scale 100GB
+    trunkline workload run unet3d_h100 --directories /mnt/a /mnt/b
+    trunkline workload run llama3-8b --directories /mnt/a /mnt/b --scale 10GB
 
 The same in Python: `load` reads the workload files of DLIO and MLPerf Storage, which requires PyYAML;
 `generate` and `run` do what the commands do. `totals_of` says what follows from a workload: bytes, steps, and

@@ -23,7 +23,7 @@ def check_memory(workload: Workload, ranks: int) -> None:
     require_memory(
         batch_memory_bytes(workload) * ranks,
         f"the batches that {workload.name} reads ahead",
-        "set a smaller reader.read_threads, reader.prefetch_size or reader.batch_size with --set",
+        "set a smaller reader.read_threads, reader.prefetch_size or reader.batch_size (overrides=)",
     )
 
 

@@ -58,12 +58,32 @@ def _kinds_of(family: str) -> list[str]:
     return [kind for kind in kinds if any(each.isdigit() for each in kind)]
 
 
+def _meant(name: str, names: list[str]) -> list[str]:
+    """Return the workloads whose name, with or without the kind of accelerator, is nearly this one."""
+    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.8)
+    families = {each.rpartition("_")[0] for each in names}
+    of_family = difflib.get_close_matches(name, families - {""}, n=1, cutoff=0.8)
+    kinds = [each for each in names if of_family and each.startswith(f"{of_family[0]}_")]
+    return nearest or kinds
+
+
+def _check_overrides(overrides: object) -> None:
+    expected = 'overrides: must be a list of KEY=VALUE, such as ["train.epochs=1"]'
+    if not isinstance(overrides, list | tuple):
+        raise TypeError(f"{expected}, not {type(overrides).__name__}; put it into a list")
+    for each in overrides:
+        if not isinstance(each, str):
+            raise TypeError(f"{expected}, and {each!r} is not a str")
+
+
 def load(name_or_file: str, overrides: "tuple[str, ...] | list[str]" = ()) -> Workload:
     """Return the built-in workload of that name, or the one in the file.
 
     overrides: KEY=VALUE pairs that replace keys of the file, such as "reader.batch_size=4".
-    Raises ValueError with the line and the key if it is not valid, OSError if there is no such file.
+    Raises ValueError with the line and the key if it is not valid, TypeError for other overrides,
+    OSError if there is no such file.
     """
+    _check_overrides(overrides)
     if not isinstance(name_or_file, str):
         name_or_file = path_name(name_or_file, "name_or_file")
     if name_or_file in builtin_names():
@@ -71,7 +91,7 @@ def load(name_or_file: str, overrides: "tuple[str, ...] | list[str]" = ()) -> Wo
         return parse_text(text, name_or_file, overrides)
     if "/" not in name_or_file and not Path(name_or_file).exists():
         names = builtin_names()
-        meant = difflib.get_close_matches(name_or_file, names, n=1, cutoff=0.8)
-        known = f". Did you mean {meant[0]}?" if meant else f"; there are {', '.join(names)}"
+        meant = _meant(name_or_file, names)
+        known = f". Did you mean {' or '.join(meant)}?" if meant else f"; there are {', '.join(names)}"
         raise ValueError(f"{name_or_file}: no such file, and no such built-in workload{known}")
     return parse_file(name_or_file, overrides)

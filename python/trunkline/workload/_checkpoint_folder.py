@@ -146,7 +146,7 @@ def restorable(folder: CheckpointFolder, model: dict[str, Any], ranks: int) -> l
         "system",
         errno.ENOENT,
         f"{place} has no complete checkpoint to restore{why}; save some first with "
-        "checkpoint.num_checkpoints_write, and the same model, --ranks and --scale",
+        "checkpoint.num_checkpoints_write, and the same model, ranks and scale_bytes",
         str(place),
     )
 
@@ -185,6 +185,6 @@ def check_room(folder: CheckpointFolder, needed: int) -> None:
             paths[device],
             share,
             "the checkpoints need",
-            "choose another directory, a smaller --scale, fewer --ranks, or a smaller "
-            "checkpoint.num_checkpoints_write with --set",
+            "choose another directory, a smaller scale_bytes, fewer ranks, or a smaller "
+            "checkpoint.num_checkpoints_write (overrides=)",
         )

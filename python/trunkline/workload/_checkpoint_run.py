@@ -43,7 +43,7 @@ def ranked_shape(checkpoint: Checkpoint, ranks: int | None, scale_bytes: int | N
     if ranks is not None and ranks > parallelism.ranks:
         if ranks % parallelism.model_ranks:
             raise ValueError(
-                f"--ranks: {ranks} is not a multiple of {parallelism.model_ranks}, the ranks of a copy of "
+                f"ranks: {ranks} is not a multiple of {parallelism.model_ranks}, the ranks of a copy of "
                 "the model (model.parallelism.tensor x pipeline)"
             )
         parallelism = replace(parallelism, data=ranks // parallelism.model_ranks)
@@ -168,7 +168,7 @@ def check_memory(workload: Workload, shape: ModelShape, ranks: int) -> None:
     require_memory(
         needed,
         f"the tensors of {ranks} rank{'s' if ranks > 1 else ''} of {workload.name}",
-        "run fewer of the ranks with --ranks, or a smaller model with --scale",
+        "run fewer ranks, or a smaller model (scale_bytes=)",
     )
 
 

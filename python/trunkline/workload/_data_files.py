@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from trunkline._errors import CutOff
+from trunkline._errors import CutOff, exception_of
 from trunkline._paths import absolute_path
 from trunkline.workload._spec import Dataset, Part
 
@@ -79,6 +79,15 @@ def directories_of(paths: "Iterable[AnyPath]") -> list[Path]:
     if len(set(directories)) != len(directories):
         raise ValueError("directories: one is given twice")
     return directories
+
+
+def check_no_files(directories: Sequence[Path]) -> None:
+    """Raise NotADirectoryError for a directory that is a file."""
+    for each in directories:
+        if each.exists() and not each.is_dir():
+            raise exception_of(
+                "system", errno.ENOTDIR, f"directories: {each} is a file; name a directory", str(each)
+            )
 
 
 def part_folders(name: PartName, directories: Sequence[Path]) -> list[Path]:

@@ -27,11 +27,14 @@ def demand_of(workload: Workload) -> Demand:
     """
     reader, train = workload.reader, workload.train
     if reader is None or train is None:
-        raise ValueError(f"{workload.name} has no training: workflow.train is false in {workload.source}")
+        raise ValueError(
+            f"{workload.name} has no training: workflow.train is false in {workload.source}; choose another "
+            "workload (trunkline workload list)"
+        )
     seconds = train.compute_seconds.mean
     if seconds <= 0:
         raise ValueError(
-            f"{workload.name}: train.computation_time is 0, so no bandwidth is enough; set it with --set"
+            f"{workload.name}: train.computation_time is 0, so no bandwidth is enough; set it (overrides=)"
         )
     samples = reader.batch_size / seconds
     dataset = workload.dataset

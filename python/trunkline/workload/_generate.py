@@ -15,7 +15,14 @@ from trunkline._errors import Error, Unsupported, exception_of, system_error
 from trunkline._flock import DirectoryLock
 from trunkline._progress import Progress
 from trunkline.workload._content import Content
-from trunkline.workload._data_files import DataFile, check_size, data_files, directories_of, files_in
+from trunkline.workload._data_files import (
+    DataFile,
+    check_no_files,
+    check_size,
+    data_files,
+    directories_of,
+    files_in,
+)
 from trunkline.workload._descriptor import missing_descriptors, write_descriptor
 from trunkline.workload._inference_model import write_model
 from trunkline.workload._require_torch import require_torch
@@ -71,6 +78,7 @@ def generate(
     if model_bytes:
         require_torch("models that are loaded")
     places = directories_of(directories)
+    check_no_files(places)
     for place in places:
         _make_directory(place)
     stop = threading.Event()
@@ -162,7 +170,7 @@ def _check_room(workload: Workload, missing: Sequence[int], directories: Sequenc
             continue
         # Four standard deviations of the sum: less would be too little once in 30,000 times.
         needed = round(count * (_file_bytes(dataset) + _FILE_OVERHEAD_BYTES) + 4 * spread * math.sqrt(count))
-        todo = "choose another directory, or a smaller data set with --scale"
+        todo = "choose another directory, or a smaller data set (scale_bytes=)"
         require_room(place[device], needed, f"{workload.name} needs", todo)
 
 

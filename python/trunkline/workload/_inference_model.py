@@ -39,7 +39,9 @@ def write_model(directory: Path, nbytes: int, seed: int) -> bool:
                 str(path),
             )
         return False
-    require_room(directory, nbytes, "the model needs", "set a smaller inference.model_size_bytes with --set")
+    require_room(
+        directory, nbytes, "the model needs", "set a smaller inference.model_size_bytes (overrides=)"
+    )
     path.parent.mkdir(exist_ok=True)
     save(_tensors(nbytes, Pattern(seed).fill), path)
     return True

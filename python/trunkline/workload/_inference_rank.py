@@ -242,5 +242,5 @@ def check_samples(workload: Workload, ranks: int) -> None:
     if units < needed:
         raise ValueError(
             f"{workload.name} has {units} samples, and {needed} are needed for a batch of each of {ranks} "
-            "ranks; make the data set larger, or set a smaller inference.batch_size with --set"
+            "ranks; make the data set larger, or set a smaller inference.batch_size (overrides=)"
         )

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from trunkline._sizes import size
 from trunkline.workload._histogram import merged, percentile_seconds, percentiles
-from trunkline.workload._readable import duration, size
+from trunkline.workload._readable import duration
 from trunkline.workload._spec import Inference, Workload
 
 _ENOUGH_LATE = 0.01  # share of the latencies that the emulator itself may add
@@ -99,7 +100,7 @@ def text_of_inference(document: dict[str, Any]) -> str:
     if document["bounded_by_emulator"]:
         lines.append(
             f"  BOUNDED BY THE EMULATOR: it was late by {_row(document['late_seconds'])}; run it on an idle "
-            "machine, or with fewer --ranks"
+            "machine, or with fewer ranks"
         )
     return "\n".join(lines)
 

@@ -38,7 +38,7 @@ def run_inference(
     require_memory(
         ranks * (inference.model_bytes + _buffers(workload)),
         f"the model and the batches of {workload.name}",
-        "run fewer --ranks, or set a smaller inference.model_size_bytes or batch_size with --set",
+        "run fewer ranks, or set a smaller inference.model_size_bytes or batch_size (overrides=)",
     )
     open_part(workload, "train", directories)  # finds what is missing, and makes the index for all ranks
     with _log_folder(directories[0], remove, inference.logging is not None) as logs:

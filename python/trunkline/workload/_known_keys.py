@@ -1,7 +1,7 @@
 """Keys of DLIO that change nothing here, and what is so about each."""
 
 _SAME_READS = "ignored: does not change what is read"
-_PLACES = "ignored: --data says where the data is"
+_PLACES = "ignored: the directories of the run say where the data is"
 _NOTHING_IS_COMPUTED = "ignored: nothing is preprocessed, and samples have no element types"
 _ONLY_SERVER = "ignored: is about server mode"
 _ONLY_CHECKPOINTS = "ignored: is about workloads without a training"
@@ -52,9 +52,9 @@ _EFFECTS = {
     "reader.transfer_size": "ignored: the engine chooses the size of transfers",
     "reader.odirect": "ignored: direct I/O is used wherever it works",
     "train.seed_change_epoch": "ignored: each epoch has an order of its own",
-    "checkpoint.checkpoint_folder": "ignored: --data says where checkpoints are saved",
+    "checkpoint.checkpoint_folder": "ignored: the directories of the run say where checkpoints are saved",
     "checkpoint.checkpoint_mechanism_classname": "ignored: trunkline.dcp saves and restores",
-    "checkpoint.mode": "ignored: --ranks says which ranks save and restore",
+    "checkpoint.mode": "ignored: the number of ranks of the run says which of them save and restore",
     "checkpoint.rank_sync": "ignored: ranks begin and end together",
     "checkpoint.randomize_tensor": "ignored: tensors are always random",
     "checkpoint.ksm": "ignored: tensors have different contents, and share no memory",

@@ -150,7 +150,7 @@ def scaled_shape(shape: ModelShape, most_bytes: int) -> ModelShape:
     small = _shrunk(shape, low)
     if total_bytes(small) > most_bytes:
         raise ValueError(
-            f"--scale: a checkpoint of all {shape.parallelism.ranks} ranks has at least "
+            f"scale_bytes: a checkpoint of all {shape.parallelism.ranks} ranks has at least "
             f"{total_bytes(small)} bytes; choose a larger size"
         )
     return small

@@ -102,10 +102,10 @@ def parse_text(text: str, source: str, overrides: Sequence[str] = ()) -> Workloa
 def _override(document: Node, override: str) -> None:
     key, equals, value = override.partition("=")
     if not equals or not key.strip("+"):
-        raise SpecError(f"--set {override}", None, "", "must be KEY=VALUE, such as reader.batch_size=4")
+        raise SpecError(f"overrides: {override}", None, "", "must be KEY=VALUE, such as reader.batch_size=4")
     changed = Node({}, 1, override)
-    node = parse_yaml(f"value: {value}", f"--set {override}").value["value"]
-    insert(changed, key, Node(node.value, node.line, override), f"--set {override}")
+    node = parse_yaml(f"value: {value}", f"overrides: {override}").value["value"]
+    insert(changed, key, Node(node.value, node.line, override), f"overrides: {override}")
     _replace(document, changed)
 
 
@@ -115,7 +115,10 @@ def _reject_unknown_overrides(overrides: Sequence[str], ignored: Sequence[Ignore
         key = override.partition("=")[0].lstrip("+").removeprefix("workload.")
         if key in unknown:
             raise SpecError(
-                f"--set {override}", None, "", f"there is no key {key}; {unknown[key].rpartition('; ')[2]}"
+                f"overrides: {override}",
+                None,
+                "",
+                f"there is no key {key}; {unknown[key].rpartition('; ')[2]}",
             )
 
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trunkline._sizes import size
 from trunkline.workload._checkpoint_interval import daly_interval, longest_save, lost_share, young_interval
 from trunkline.workload._demand import READ_BYTES, Demand, demand_of
 from trunkline.workload._numbers import check_count, check_not_negative, check_positive, check_share
-from trunkline.workload._readable import size
 from trunkline.workload._spec import Workload, check_workload
 from trunkline.workload._storage import Disk, Needs, Server, disks_for, servers_for
 from trunkline.workload._totals import totals_of
@@ -45,6 +45,14 @@ class CheckpointBudget:
         check_count("CheckpointBudget.kept", self.kept)
 
 
+def _check_kind(name: str, value: object, kind: type, example: str) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise TypeError(
+            f"{name}: must be a trunkline.workload.{kind.__name__}, such as {example}, not "
+            f"{type(value).__name__}"
+        )
+
+
 def plan(
     workload: Workload,
     accelerators: int,
@@ -64,10 +72,13 @@ def plan(
 
     Returns the document that `trunkline workload plan --json` prints; bandwidth is in 10^9 bytes per second.
     "scaling" has the same for smaller numbers of accelerators. Raises ValueError if the workload has no
-    training or an argument is out of its range.
+    training or an argument is out of its range, TypeError for an argument of another type.
     """
     check_workload(workload)
     check_count("accelerators", accelerators)
+    _check_kind("disk", disk, Disk, "Disk(read_gb_s=5)")
+    _check_kind("server", server, Server, "Server(gb_s=25)")
+    _check_kind("checkpoints", checkpoints, CheckpointBudget, "CheckpointBudget(nbytes=1e12)")
     if target is None:
         target = workload.target_utilization or USUAL_TARGET
     check_share("target", target, with_one=True)

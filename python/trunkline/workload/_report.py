@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trunkline._html import escaped, figure, page, table
+from trunkline._html import escaped, figure, page, table, write_page
 from trunkline._paths import path_name
 from trunkline.workload._documents import check_results, run_text
 from trunkline.workload._readable import duration, percent
@@ -33,7 +33,7 @@ def write_report(results: Mapping[str, Any], path: "AnyPath") -> None:
         text = page(f"trunkline workload: {results['workload']}", _body(results))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ValueError(f"results: incomplete, or of another version of trunkline ({error!r})") from error
-    Path(path_name(path, "path")).write_text(text, encoding="utf-8")
+    write_page(text, Path(path_name(path, "path")))
 
 
 def _body(results: Mapping[str, Any]) -> list[str]:

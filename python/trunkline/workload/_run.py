@@ -67,25 +67,28 @@ def run(
     if workload.inference is not None:
         if places is None:
             raise ValueError(
-                f"{workload.name} runs inference, which needs its data set; pass its directories (--data DIR)"
+                f"{workload.name} runs inference, which needs its data set; pass its directories="
             )
         return run_inference(workload, places, ranks or 1, remove)
     if workload.train is None and workload.checkpoint is not None:
         if places is None:
-            raise ValueError(
-                f"{workload.name} saves checkpoints, which needs a directory; pass one (--data DIR)"
-            )
+            raise ValueError(f"{workload.name} saves checkpoints, which needs a directory; pass directories=")
         return run_checkpoints(workload, places, ranks, scale_bytes, remove)
     if workload.train is None:
-        raise ValueError(f"{workload.name} has no training: workflow.train is false in {workload.source}")
+        raise ValueError(
+            f"{workload.name} has no training: workflow.train is false in {workload.source}; choose another "
+            "workload (trunkline workload list)"
+        )
     return _run_training(workload, places, ranks or 1, device_gb_s, scale_bytes, remove)
 
 
 def _check_options(workload: Workload, scale_bytes: int | None, remove: bool) -> None:
     if workload.checkpoint is None and scale_bytes is not None:
-        raise ValueError(f"--scale: {workload.name} saves no checkpoints; scale data sets with `generate`")
+        raise ValueError(
+            f"scale_bytes: {workload.name} saves no checkpoints; scale data sets with `generate`"
+        )
     if workload.checkpoint is None and workload.inference is None and remove:
-        raise ValueError(f"--remove: {workload.name} saves no checkpoints, and has no logs")
+        raise ValueError(f"remove: {workload.name} saves no checkpoints, and has no logs")
 
 
 def _run_training(

@@ -29,7 +29,7 @@ class Section:
         if not isinstance(node.value, dict):
             problem = "must be a section with keys below it"
             if node.override:
-                raise SpecError(f"--set {node.override}", None, "", problem)
+                raise SpecError(f"overrides: {node.override}", None, "", problem)
             raise SpecError(source, node.line, name, problem)
         self._nodes: dict[str, Node] = node.value
         self._known: set[str] = set()
@@ -47,7 +47,7 @@ class Section:
         """Raise SpecError about a key."""
         node = self._nodes.get(key)
         if node is not None and node.override:
-            raise SpecError(f"--set {node.override}", None, "", problem)
+            raise SpecError(f"overrides: {node.override}", None, "", problem)
         raise SpecError(self._source, node.line if node else self._line, self.path(key), problem)
 
     def path(self, key: str) -> str:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trunkline.workload._readable import size
+from trunkline._sizes import size
 from trunkline.workload._spec import Workload
 
 
@@ -70,12 +70,12 @@ def scaled(workload: Workload, scale_bytes: int) -> Workload:
     """
     dataset = workload.dataset
     if not workload.has_dataset:
-        raise ValueError(f"--scale: {workload.name} has no data set; scale its checkpoints with `run`")
+        raise ValueError(f"scale_bytes: {workload.name} has no data set; scale its checkpoints with `run`")
     each = mean_file_bytes(workload)
     files = int(scale_bytes // each)
     if files < 1:
         raise ValueError(
-            f"--scale: one file of {workload.name} has {size(each)}, and --scale keeps the sizes of samples; "
+            f"scale_bytes: one file of {workload.name} has {size(each)}, and samples keep their sizes; "
             "choose a larger size"
         )
     valid = dataset.valid.files

@@ -91,7 +91,7 @@ def check_size(workload: Workload, ranks: int) -> None:
             raise ValueError(
                 f"{workload.name} has {samples} samples in {name}, and a step needs "
                 f"{batch_size} for each of {ranks} ranks; make the data set larger, or set a "
-                f"smaller reader.{key} with --set"
+                f"smaller reader.{key} (overrides=)"
             )
 
 

@@ -15,7 +15,7 @@ class Node:
 
     value: Any
     line: int
-    override: str = ""  # the KEY=VALUE of --set that it is from
+    override: str = ""  # the override KEY=VALUE that it is from
 
 
 def parse_yaml(text: str, source: str) -> Node:

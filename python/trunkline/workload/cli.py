@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 from trunkline._command import Parser, run_command
 from trunkline._core import parse_size
 from trunkline._html import check_page_name, check_writable, why_not_writable
+from trunkline._sizes import size
 from trunkline.workload._builtin import builtin_description, builtin_names, load
 from trunkline.workload._checkpoint_results import model_document, text_of_checkpoints
 from trunkline.workload._compare import compare, comparison_text
-from trunkline.workload._data_files import directories_of
+from trunkline.workload._data_files import check_no_files, directories_of
 from trunkline.workload._documents import read_results
 from trunkline.workload._generate import generate
 from trunkline.workload._inference_results import text_of_inference
 from trunkline.workload._plan_cli import DESCRIPTION, PLAN_OPTIONS, add_options, run_plan
-from trunkline.workload._readable import size
 from trunkline.workload._report import write_report
 from trunkline.workload._results import text_of
 from trunkline.workload._run import run
@@ -31,12 +31,15 @@ if TYPE_CHECKING:
 
 _COMMANDS = ("list", "generate", "run", "compare", "plan")
 _OPTIONS = {
+    "overrides": "--set",
     "directories": "--directories",
+    "scale_bytes": "--scale",
+    "remove": "--remove",
     "ranks": "--ranks",
     "device_gb_s": "--device-gb-s",
     "workers": "--workers",
     **PLAN_OPTIONS,
-}  # by the arguments of run(), generate() and plan()
+}  # by the arguments of load(), run(), generate(), scaled() and plan()
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -47,7 +50,15 @@ def main(arguments: Sequence[str]) -> int:
 
     command = arguments[1] if len(arguments) > 1 and arguments[1] in _COMMANDS else ""
     name = f"workload {command}".strip()
-    return run_command(name, make_parser(), arguments[1:], interrupted, _write_report, _OPTIONS)
+    return run_command(
+        name,
+        make_parser(),
+        arguments[1:],
+        interrupted,
+        _write_report,
+        _OPTIONS,
+        usage_errors=(NotADirectoryError,),
+    )
 
 
 def make_parser() -> Parser:
@@ -133,7 +144,7 @@ def _add_run(commands: "_Commands") -> Parser:
     parser.add_argument(
         "--null-device",
         action="store_true",
-        help="read nothing, to measure only what the emulator itself can reach",
+        help="read nothing, to measure the emulator and not the storage",
     )
     parser.add_argument(
         "--device-gb-s",
@@ -225,7 +236,9 @@ def _generate(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         raise ValueError(f"--workers: must be at least 1, not {options.workers}")
     if options.scale is not None:
         workload = scaled(workload, parse_size(options.scale, "--scale"))
-    directories = [str(each) for each in directories_of(options.data)]
+    places = directories_of(options.data)
+    check_no_files(places)
+    directories = [str(each) for each in places]
     files = workload.dataset.train.files + workload.dataset.valid.files
     if workload.has_dataset:
         print(

@@ -198,8 +198,7 @@ void add_options(CLI::App& command, Arguments& arguments) {
       ->type_name("auto|io_uring|libaio|threads")
       ->capture_default_str();
   command
-      .add_option("--device", arguments.device,
-                  "Whose memory files are read into and written from, the host's or a GPU's")
+      .add_option("--device", arguments.device, "Memory to read into and write from: the host's or a GPU's")
       ->type_name("cpu|cuda:N")
       ->capture_default_str();
   command
@@ -234,8 +233,7 @@ void add_options(CLI::App& command, Arguments& arguments) {
       ->type_name("MODES")
       ->capture_default_str();
   command
-      .add_option("--compare", arguments.compare,
-                  "Also run this program on the same files with the same parameters")
+      .add_option("--compare", arguments.compare, "Also run fio on the same files with the same parameters")
       ->type_name("fio");
   command
       .add_option("--trace", options.trace,

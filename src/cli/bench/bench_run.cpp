@@ -79,7 +79,12 @@ Status BenchRun::make_ring() {
   Device* device = nullptr;
   if (options_.cuda) {
     auto opened = cuda_device(*options_.cuda);
-    if (!opened) return std::unexpected(opened.error());
+    if (!opened) {
+      Error error = opened.error();
+      error.message =
+          fmt::format("--device {}: {}; use --device cpu", device_name(options_.cuda), error.message);
+      return std::unexpected(std::move(error));
+    }
     device = *opened;
   }
   auto ring = TransferRing::create(engine_, shape_, options_.memory, device, files);

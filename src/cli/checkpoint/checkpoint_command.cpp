@@ -37,7 +37,7 @@ CLI::Option* add_step(CLI::App& command, const Arguments& arguments, const char*
 
 void add_checkpoint(CLI::App& app, std::function<int()>& chosen) {
   CLI::App* const group =
-      app.add_subcommand("checkpoint", "List, verify and clean up directories of checkpoints");
+      app.add_subcommand("checkpoint", "List, verify, export, import, compare and remove checkpoints");
   group->require_subcommand(1);
   const auto arguments = std::make_shared<CheckpointArguments>();
   const auto add = [&](const char* name, const char* description, int (*action)(const CheckpointArguments&)) {

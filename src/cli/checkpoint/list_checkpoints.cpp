@@ -95,10 +95,13 @@ int list_checkpoints(const CheckpointArguments& arguments) {
     const bool is_complete = listed->is_whole();
     if (!is_complete) {
       whole = false;
-      print_problem("ls", fmt::format("step {} is incomplete: {} of its {} shards are missing or truncated; "
-                                      "`trunkline checkpoint verify {} --step {}` names them",
-                                      step, manifest->shards.size() - shards_there, manifest->shards.size(),
-                                      arguments.directory, step));
+      const std::size_t shards = manifest->shards.size();
+      const std::string lacking = shards == 1
+                                      ? "its only shard is"
+                                      : fmt::format("{} of its {} shards are", shards - shards_there, shards);
+      print_problem("ls", fmt::format("step {} is incomplete: {} missing or truncated; "
+                                      "`trunkline checkpoint verify {} --step {}` says more",
+                                      step, lacking, arguments.directory, step));
     }
     document["checkpoints"].push_back({{"step", step},
                                        {"commit", manifest->commit},

@@ -52,6 +52,8 @@ Verdict verdict_of(const Manifest& manifest, const VerifyReport& report, double 
   const bool is_damaged = std::ranges::any_of(
       report.mismatches, [](const Mismatch& each) { return each.kind != Mismatch::Kind::unread; });
   const std::string_view state = ok ? "verified" : is_damaged ? "damaged" : "could not be read";
+  const std::string rate =
+      report.bytes == 0 ? "" : ", " + format_rate(static_cast<double>(report.bytes) / seconds);
   Verdict verdict{.ok = ok,
                   .json = {{"step", manifest.step},
                            {"commit", manifest.commit},
@@ -59,13 +61,12 @@ Verdict verdict_of(const Manifest& manifest, const VerifyReport& report, double 
                            {"bytes", report.bytes},
                            {"seconds", seconds},
                            {"mismatches", Json::array()}},
-                  .text = fmt::format("step {}: {}, {} in {} shard{}, {}\n", manifest.step,
+                  .text = fmt::format("step {}: {}, {} in {} shard{}{}\n", manifest.step,
                                       ok ? std::string(state)
                                          : fmt::format("{}, {} problem{}", state, report.mismatches.size(),
                                                        report.mismatches.size() == 1 ? "" : "s"),
                                       format_bytes(report.bytes), manifest.shards.size(),
-                                      manifest.shards.size() == 1 ? "" : "s",
-                                      format_rate(static_cast<double>(report.bytes) / seconds))};
+                                      manifest.shards.size() == 1 ? "" : "s", rate)};
   for (const Mismatch& each : report.mismatches) {
     verdict.json["mismatches"].push_back(to_json(each));
     verdict.text += fmt::format("  {}\n", printable(each.message));

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <map>
 
+#include "base/creation_error.h"
 #include "trunkline/units.h"
 
 namespace trunkline::cli {
@@ -20,7 +21,7 @@ Result<std::uint64_t> scratch_bytes(std::span<const std::string> directories, st
     struct stat status{};
     struct statvfs space{};
     if (::stat(directory.c_str(), &status) != 0 || ::statvfs(directory.c_str(), &space) != 0)
-      return std::unexpected(system_error(errno, fmt::format("measure {}", directory), directory));
+      return std::unexpected(missing_directory_error(errno, fmt::format("measure {}", directory), directory));
     if (!S_ISDIR(status.st_mode)) {
       return std::unexpected(make_error(
           ErrorKind::invalid_argument,

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <ctime>
 #include <filesystem>
@@ -42,7 +43,9 @@ int report_failure(const Error& error, bool json) {
     std::cout << document.dump(2) << '\n' << std::flush;
   }
   std::cerr << "trunkline tune: " << error.message << '\n';
-  return error.kind == ErrorKind::invalid_argument ? kExitUsage : kExitFailed;
+  const bool usage =
+      error.kind == ErrorKind::invalid_argument || error.code == ENOENT || error.code == ENOTDIR;
+  return usage ? kExitUsage : kExitFailed;
 }
 
 Result<TuneOptions> interpret(const Arguments& arguments) {

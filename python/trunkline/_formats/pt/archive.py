@@ -222,7 +222,7 @@ def _check_start(source: Source) -> None:
             "(gguf_file=...) or llama.cpp, or use the model's safetensors files",
             source.path,
         )
-    what = "is not a file that torch.save writes: it does not begin as a zip archive; "
+    what = "is neither a file of torch.save (a zip archive) nor of safetensors; "
     if head.startswith(b"version https://git-lfs"):
         what = "is a pointer of Git LFS, not the file itself; download it with git lfs pull"
     elif _LEGACY_MAGIC in head:
@@ -231,12 +231,9 @@ def _check_start(source: Source) -> None:
             "torch.load(path, weights_only=True), and convert it with torch.save"
         )
     elif head[8:9] == b"{":
-        what += "it looks like a safetensors file: give it a name that ends in .safetensors"
+        what = "looks like a safetensors file; give it a name that ends in .safetensors"
     else:
-        what += (
-            "trunkline.load reads files of torch.save and safetensors only; check the path, and that the "
-            "file was copied completely"
-        )
+        what += "check the path, and that the file was copied completely"
     raise Format(None, f"{source.path} {what}", source.path)
 
 

@@ -34,7 +34,7 @@ ALIGNMENT = 4096
 _MAX_JSON_BYTES = 100_000_000  # kMaxHeaderBytes of src/format/safetensors.h
 _LENGTH_BYTES = 8
 if HAS_TORCH:
-    _HINT = "; give the path the suffix .pt to save it with trunkline.save"
+    _HINT = "; save it in a .pt file"
 else:
     _HINT = "; use a trunkline.Checkpointer, which saves dicts and lists of arrays and values"
 
@@ -132,10 +132,9 @@ class _Plan(NamedTuple):
 
 def _plan(tensors: Values, metadata: Mapping[str, str] | None, checksum: bool) -> _Plan:
     if not isinstance(tensors, Mapping):
-        raise TypeError(
-            "tensors: must be a dict of tensors or arrays by name for safetensors, not "
-            f"{type(tensors).__name__}{_HINT}"
-        )
+        what = f"obj: a .safetensors file holds only tensors by name, and this is a {type(tensors).__name__}"
+        is_module = HAS_TORCH and isinstance(tensors, torch.nn.Module)
+        raise TypeError(f"{what}{'; save its state_dict()' if is_module else _HINT}")
     kept = {name: _storable(name, tensor) for name, tensor in tensors.items()}
     described = [(name, dtype_name(tensor.dtype), _shape_in_file(tensor)) for name, tensor in kept.items()]
     entries = _checked_metadata(metadata)
@@ -154,13 +153,16 @@ def _plan(tensors: Values, metadata: Mapping[str, str] | None, checksum: bool) -
 
 def _storable(name: Any, tensor: Any) -> torch.Tensor:
     if type(name) is not str:
-        raise TypeError(f"tensors: its keys must be str, not {type(name).__name__} ({name!r})")
+        raise TypeError(
+            f"obj: the keys in a .safetensors file must be str, not {type(name).__name__} ({name!r}){_HINT}"
+        )
     if not isinstance(tensor, torch.Tensor | numpy.ndarray):
         raise TypeError(
-            f"tensors: {name!r} must be a torch.Tensor or a numpy.ndarray, not {type(tensor).__name__}{_HINT}"
+            f"obj: {name!r} is a {type(tensor).__name__}, and a .safetensors file holds only tensors by name"
+            f"{_HINT}"
         )
     if not _is_utf8(name):
-        raise ValueError(f"tensors: the name {name!r} is not valid UTF-8")
+        raise ValueError(f"obj: the name {name!r} is not valid UTF-8")
     if not isinstance(tensor, torch.Tensor):
         tensor = tensor_of(tensor, f"the tensor {name!r}")
     why = objection(tensor)
@@ -172,9 +174,15 @@ def _storable(name: Any, tensor: Any) -> torch.Tensor:
         why = f"has the dtype {tensor.dtype} and no dimension, which safetensors files do not support"
     if why is not None:
         # A .pt file would contain only one rank's part of a distributed tensor.
-        hint = "" if objection_in_any_file(tensor) or has_own_advice(tensor) else _HINT
-        raise Unsupported(None, f"the tensor {name!r} {why}{hint}")
+        raise Unsupported(None, f"the tensor {name!r} {why}{_advice(tensor)}")
     return contiguous(tensor)
+
+
+def _advice(tensor: torch.Tensor) -> str:
+    """Return what to do about a tensor that the file cannot hold, if its objection() does not say so."""
+    if objection_in_any_file(tensor) or has_own_advice(tensor):
+        return ""
+    return "; load or initialize it on another device first" if tensor.is_meta else _HINT
 
 
 def _shape_in_file(tensor: torch.Tensor) -> tuple[int, ...]:

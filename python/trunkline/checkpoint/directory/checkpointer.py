@@ -24,7 +24,7 @@ from trunkline._formats.checkpoint_names import dangling_steps, misnamed_steps, 
 from trunkline._formats.selection import Keys, Selection
 from trunkline._formats.tensor_reader import TensorReader
 from trunkline._logging import Log
-from trunkline._paths import absolute_path, path_name
+from trunkline._paths import about_missing_disks, absolute_path, path_name
 from trunkline._tensor_io.memory import Device, device_argument
 from trunkline._trace import span
 from trunkline._warnings import caller, warn_without_failing
@@ -157,6 +157,8 @@ class Checkpointer:
         self._context = SaveContext(store, self._ranks, chosen, rules, staging_bytes, engine)
         self._context.rebase(self._ranks.collectives())
         if self._ranks.rank == 0:
+            if (about_disks := about_missing_disks(names or ())) is not None:
+                warn_without_failing(about_disks, caller())
             for text in _collect(store):
                 warn_without_failing(text, caller())
             self._warn_of_ignored()

@@ -1,6 +1,7 @@
 """Restores a state from the skeleton that flatten() of tree.py made."""
 
 import collections
+import difflib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -189,13 +190,20 @@ class _Restoring:
         if not isinstance(into, dict):
             raise self._mismatch(f"a {type(into).__name__}", f"a dict of {len(keys)} keys")
         missing = [key for key in keys if key not in into]
+        known = set(keys)
+        unexpected = [key for key in into if key not in known]
+        misspelled = _misspelled(unexpected, missing)
+        if misspelled is not None:
+            key, meant = misspelled
+            raise ValueError(
+                f"into: {self.place()} has the key {shown_key(key)}, which the checkpoint lacks; did you "
+                f"mean {shown_key(meant)}?"
+            )
         if missing:
             raise ValueError(
                 f"into: {self.place()} lacks the {_keys(missing)} of the checkpoint"
                 f"{_about_compiled([*missing, *into]) or _WHOLE}"
             )
-        known = set(keys)
-        unexpected = [key for key in into if key not in known]
         if unexpected:
             raise ValueError(
                 f"into: {self.place()} has the {_keys(unexpected)}, which the checkpoint lacks; remove "
@@ -422,6 +430,16 @@ class _Collecting(_Restoring):
 
 
 _WHOLE = "; it must have all of them: pass keys= as well to load only a part"
+
+
+def _misspelled(unexpected: list[Any], missing: list[Any]) -> tuple[str, str] | None:
+    """Return a key that the checkpoint lacks, and one that it has instead; None if no two are alike."""
+    names = [key for key in missing if isinstance(key, str)]
+    for key in unexpected:
+        if isinstance(key, str) and not _about_compiled([key, *names]):
+            for meant in difflib.get_close_matches(key, names, n=1, cutoff=0.75):
+                return key, meant
+    return None
 
 
 def _about_compiled(keys: list[Any]) -> str:
