@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 from support_experts import FAMILIES, small_config
-from support_models import make_folder, pack_directory, prompt, save_model, stock
+from support_models import make_folder, pack_directory, prompt, save_model, stock, transformers
 from test_streaming import generated, least, logits
 
 import trunkline as tl
+from trunkline._streaming.layers import find_layers
 from trunkline._streaming.streaming import streaming_of
+from trunkline.transformers import meta_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
@@ -82,6 +84,20 @@ def test_every_dtype(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
         for each in (model, expected):
             each.set_experts_implementation(implementation)
         assert torch.equal(decoded(model), decoded(expected)), implementation
+
+
+def test_layers_that_the_config_counts_otherwise_are_found(tmp_path: Path) -> None:
+    transformers.LongcatFlashConfig(num_layers=2, hidden_size=64, vocab_size=97).save_pretrained(tmp_path)
+    path, layers = find_layers(meta_model.make(tmp_path, None))
+    assert path == "model.layers"
+    assert len(layers) == 2
+
+
+def test_convolutions_that_a_model_uses_outside_of_their_modules_stay(tmp_path: Path) -> None:
+    folder = save_model(small_config("qwen3_next"), tmp_path)
+    model = tl.transformers.from_pretrained(folder, memory_budget="1GB", unit_bytes=1)
+    assert streaming_of[model].streamed_bytes == 0
+    assert torch.equal(logits(model), logits(stock(folder)))
 
 
 def test_a_token_reads_the_experts_that_it_uses_and_that_are_not_in_memory(tmp_path: Path) -> None:

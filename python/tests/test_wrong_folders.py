@@ -112,11 +112,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "unknown": ({"model_type": "own"}, "does not have the model_type 'own'; update transformers"),
     "no model_type": ({"model_type": None}, "has no model_type"),
-    "bart": ({"model_type": "bart"}, "bart is an encoder-decoder model, but only causal language models"),
-    "t5": ({"model_type": "t5"}, "t5 is an encoder-decoder model"),
-    "whisper": ({"model_type": "whisper"}, "whisper is an encoder-decoder model"),
-    "clip": ({"model_type": "clip"}, "clip is not a causal language model"),
-    "llava": ({"model_type": "llava"}, "llava is not a causal language model.*load it with transformers"),
+    "clip": ({"model_type": "clip"}, "clip is not a model that generates text.*load it with transformers"),
     **{
         method: ({"quantization_config": {"quant_method": method, "bits": 4}}, rf"\({method}\).*bf16")
         for method in ("fp8", "gptq", "awq", "bitsandbytes")

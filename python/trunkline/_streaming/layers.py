@@ -9,7 +9,8 @@ from torch import nn
 from trunkline._errors import Unsupported
 from trunkline._streaming.roofline import max_unit_bytes
 
-# Weights smaller than this share of their layer stay in memory: norms, biases, routers.
+# Weights smaller than this share of their layer stay in memory: norms, biases, routers. So do convolutions of
+# single channels, of any size.
 _SMALL_SHARE = 1 / 256
 _MIN_DIMENSIONS = 2
 # Layers are cut into units of about this size, or that of their largest module: two of them must fit beside
@@ -67,19 +68,28 @@ def find_layers(model: Any) -> tuple[str, nn.ModuleList]:
 
     Raises Unsupported for a model without decoder layers.
     """
-    count = model.config.get_text_config(decoder=True).num_hidden_layers
-    found = [
-        (path, module)
-        for path, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) == count
-    ]
-    if not found:
-        raise Unsupported(
-            None,
-            f"{type(model).__name__} has no list of {count} decoder layers that could be streamed; load it "
-            "with transformers",
-        )
-    return max(found, key=lambda each: sum(parameter.nbytes for parameter in each[1].parameters()))
+    count = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
+    decoder = _decoder_path(model)
+    lists = [(path, module) for path, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    within = [each for each in lists if f"{each[0]}.".startswith(decoder)]
+    for found in (
+        [each for each in within if len(each[1]) == count],
+        [each for each in within if len({type(layer) for layer in each[1]}) == 1],  # counted otherwise
+        [each for each in lists if len(each[1]) == count],
+    ):
+        if found:
+            return max(found, key=lambda each: sum(parameter.nbytes for parameter in each[1].parameters()))
+    raise Unsupported(
+        None,
+        f"{type(model).__name__} has no list of decoder layers that could be streamed; load it "
+        "with transformers",
+    )
+
+
+def _decoder_path(model: Any) -> str:
+    """Return the path of the module that generates text, which ends with a dot; "" for the whole model."""
+    decoder = model.get_decoder()
+    return next((f"{path}." for path, module in model.named_modules() if path and module is decoder), "")
 
 
 def streamable_weights(model: Any) -> set[int]:
@@ -136,6 +146,7 @@ def _parts(path: str, layer: nn.Module, streamable: Set[int], apart: Set[int]) -
             and id(parameter) not in apart
             and parameter.dim() >= _MIN_DIMENSIONS
             and parameter.nbytes >= total * _SMALL_SHARE
+            and not _is_depthwise(module)
         ]
         if weights and outer is not None and inner.startswith(outer):
             groups[-1].append(Part(module, weights))
@@ -143,6 +154,14 @@ def _parts(path: str, layer: nn.Module, streamable: Set[int], apart: Set[int]) -
             groups.append([Part(module, weights)])
             outer = f"{inner}." if inner else ""
     return groups
+
+
+def _is_depthwise(module: nn.Module) -> bool:
+    """Whether it is a convolution of each channel by itself, whose weights are small.
+
+    Models use those outside of the module, in kernels for convolutions.
+    """
+    return isinstance(module, nn.Conv1d | nn.Conv2d) and 1 < module.in_channels == module.groups
 
 
 def _bytes(parts: Sequence[Part]) -> int:

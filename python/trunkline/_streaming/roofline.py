@@ -37,6 +37,7 @@ class Sizes:
     unit_bytes: tuple[int, ...]
     unit_weights: tuple[int, ...] = ()  # how many weights each unit holds; (): one each
     experts: tuple[ExpertSizes, ...] = ()
+    prompt_bytes: int = 0  # of those that stay: used only by the prompt, such as a vision tower
 
     @property
     def dense_bytes(self) -> int:
@@ -50,8 +51,9 @@ class Sizes:
 
     @property
     def active_bytes(self) -> int:
-        """Bytes of the weights that a token uses."""
-        return self.dense_bytes + sum(each.per_token * each.expert_bytes for each in self.experts)
+        """Bytes of the weights that a generated token uses."""
+        dense = self.dense_bytes - self.prompt_bytes
+        return dense + sum(each.per_token * each.expert_bytes for each in self.experts)
 
     @property
     def least_cache_bytes(self) -> int:
@@ -267,4 +269,6 @@ def rate_on_gpu(
 ) -> Rate:
     """Return the rate of decoding on a GPU; `storage` and `bus`: bandwidths in bytes per second."""
     copied, read = gpu_streams(sizes, memory)
-    return Rate(batch_size, read / storage, compute(sizes.weight_bytes, batch_size), copied / bus)
+    return Rate(
+        batch_size, read / storage, compute(sizes.weight_bytes - sizes.prompt_bytes, batch_size), copied / bus
+    )

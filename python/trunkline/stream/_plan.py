@@ -42,13 +42,14 @@ def plan(
     revision: str | None = None,
     cache_dir: "Path | None" = None,
     subfolder: str = "",
+    text_only: bool = False,
 ) -> dict[str, Any]:
     """Predict how fast a model of trunkline.transformers.from_pretrained generates; needs no weights.
 
     `model_dir`: a folder with the config.json of a model, or the name of a model in the Hugging Face cache
-    (`revision`, `cache_dir`, `subfolder`: as for from_pretrained). `batch_size`: rows that are generated at
-    once. `memory_budget`, `host_memory`, `dtype`: as for from_pretrained. `bandwidth`: of the storage, in
-    bytes per second (a number, or a str such as "6.8GB"); None measures it by reading the largest files of
+    (`revision`, `cache_dir`, `subfolder`, `text_only`: as for from_pretrained). `batch_size`: rows that are
+    generated at once. `memory_budget`, `host_memory`, `dtype`: as for from_pretrained. `bandwidth`: of the
+    storage, in bytes per second (a number, or a str such as "6.8GB"); None measures it by reading the largest files of
     `volumes`, or else of `model_dir`. `flops`: operations per second that the machine computes; None
     measures how long multiplications take.
 
@@ -89,7 +90,7 @@ def plan(
     folder = found.path
     if not (isinstance(skew, int | float) and 0 <= skew < math.inf):
         raise ValueError(f"skew: must be a number from 0, not {skew!r}")
-    sizes, routed, model_dtype, name = _sizes_of_model(found, dtype)
+    sizes, routed, model_dtype, name = _sizes_of_model(found, dtype, text_only)
     budget = budget_argument(memory_budget, target)
     bytes_per_second = _storage_bandwidth(bandwidth, volumes, folder)
     compute = _compute_argument(flops, model_dtype, target)
@@ -110,7 +111,7 @@ def plan(
         "device": str(target),
         "model": name,
         "weight_bytes": sizes.weight_bytes,
-        "pack": planned_pack(found, dtype, sizes.weight_bytes),
+        "pack": planned_pack(found, dtype, sizes.weight_bytes, text_only),
         "least_budget": least,
         "memory_budget": budget,
         "least_resident_bytes": sizes.resident_bytes,
@@ -294,19 +295,19 @@ def _bandwidth_argument(bandwidth: float | str, name: str) -> float:
 
 
 def _sizes_of_model(
-    found: "ModelFolder", dtype: torch.dtype | str | None
+    found: "ModelFolder", dtype: torch.dtype | str | None, text_only: bool
 ) -> tuple[Sizes, Sizes | None, torch.dtype, str]:
     from trunkline.transformers.hub import add_download
 
     try:
-        return sizes_of(found.path, dtype, found.name)
+        return sizes_of(found.path, dtype, found.name, text_only)
     except FileNotFoundError as error:
         add_download(error, found)
         raise
 
 
 def sizes_of(
-    folder: FilePath, dtype: torch.dtype | str | None, name: str = ""
+    folder: FilePath, dtype: torch.dtype | str | None, name: str = "", text_only: bool = False
 ) -> tuple[Sizes, Sizes | None, torch.dtype, str]:
     """Return the sizes of the weights of the model in a folder, its dtype, and its name, with its class.
 
@@ -315,7 +316,7 @@ def sizes_of(
     from trunkline.transformers import meta_model
     from trunkline.transformers.stored_model import divide, dtype_argument
 
-    model = meta_model.make(folder, dtype_argument(dtype))
+    model = meta_model.make_for_plan(folder, dtype_argument(dtype), text_only)
     _, whole, routed = divide(model)
     sizes = [None if each is None else each.sizes(model.config) for each in (whole, routed)]
     assert sizes[0] is not None

@@ -23,6 +23,7 @@ _OPTIONS = {
     "bandwidth": "--bandwidth",
     "volumes": "--volumes",
     "flops": "--flops",
+    "text_only": "--text-only",
 }  # by the arguments of plan() and pack()
 
 
@@ -50,6 +51,11 @@ def make_parser() -> Parser:
             "--revision",
             metavar="REV",
             help="branch, tag or commit of a model in the Hugging Face cache (main)",
+        )
+        each.add_argument(
+            "--text-only",
+            action="store_true",
+            help="without what reads images or sound, as with text_only=True of from_pretrained",
         )
         each.add_argument("--json", action="store_true", help="print one JSON document")
     return parser
@@ -160,7 +166,13 @@ def _pack(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     _require_transformers()
     from trunkline.transformers import pack
 
-    document = pack(options.model, options.out or None, dtype=options.dtype, revision=options.revision)
+    document = pack(
+        options.model,
+        options.out or None,
+        dtype=options.dtype,
+        revision=options.revision,
+        text_only=options.text_only,
+    )
     where = f"{_gb(document['bytes'])} in {', '.join(document['directories'])}"
     return document, f"{'packed' if document['made'] else 'exists already'}: {where}"
 
@@ -212,6 +224,7 @@ def _plan(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         flops=options.flops,
         skew=options.skew,
         revision=options.revision,
+        text_only=options.text_only,
     )
     return document, table(document)
 

@@ -22,6 +22,7 @@ from trunkline._streaming import manifest as pack_manifest
 from trunkline._streaming import pack as pack_files
 from trunkline._streaming import stored as stored_tensors
 from trunkline._streaming.bound_unit import UnitMemory, advised
+from trunkline._streaming.layers import find_layers
 from trunkline._streaming.location import PackLocation
 from trunkline._streaming.manifest import SourceFile
 from trunkline._streaming.memory import machine_memory
@@ -48,6 +49,7 @@ from trunkline.transformers._placement import (
     memory_arguments,
     plan_placement,
 )
+from trunkline.transformers._prompt_parts import prompt_modules
 from trunkline.transformers.hub import find_model
 from trunkline.transformers.stored_model import Checkpoint, read_checkpoint
 
@@ -71,9 +73,10 @@ def from_pretrained(
     cache_dir: "Path | None" = None,
     config: Any = None,
     device_map: Any = None,
+    text_only: bool = False,
     **options: Any,
 ) -> Any:
-    """Load a causal language model whose weights need not fit into memory; the model is otherwise stock.
+    """Load a language model whose weights need not fit into memory; the model is otherwise stock.
 
     `model_dir`: a Hugging Face folder of safetensors files, or the name of a model in the Hugging Face cache
     ("org/name", of which `revision` is a branch, tag or commit; nothing is downloaded). Embeddings, norms and
@@ -95,20 +98,26 @@ def from_pretrained(
     only the rest is read from the disk in each pass. The default device of torch is ignored, and weights are
     ordinary tensors even when the model is loaded under torch.inference_mode().
 
+    The model is of the class that its config names: a causal language model, one that also reads images or
+    sound (AutoModelForImageTextToText, AutoModelForMultimodalLM), or one with an encoder
+    (AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq). Of these, the layers that generate text are streamed;
+    vision towers and encoders stay in memory. `text_only`: load only the causal language model
+    (AutoModelForCausalLM), where transformers has one.
+
     `subfolder`, `cache_dir`, `config`, `device_map` (of one device, or "auto") and `options` are those of
     transformers, with the same meaning: torch_dtype, attn_implementation, generation_config, ..., and
     attributes of the config. What streaming cannot honour, such as quantization_config, is rejected with the
     reason.
 
     Raises OutOfBudget, which names the least budget; Unsupported for quantised weights, other devices, models
-    without decoder layers, and options that cannot be honoured; TypeError for unknown options;
+    that do not generate text, and options that cannot be honoured; TypeError for unknown options;
     FileNotFoundError for a name that is not in the cache; Format for a folder that is not such a checkpoint;
     Error (ENOSPC) where there is no room for the pack. generate() raises errors of the storage (the model
     works again once their cause is gone), and Corrupt for weights that were changed on disk. One thread at a
     time may use the model, and it cannot be trained.
     """
     dtype = dtype_option(dtype, options)
-    making = model_options(options, config, _PARAMETERS)
+    making = model_options(options, config, _PARAMETERS, text_only)
     found = find_model(model_dir, revision=revision, cache_dir=cache_dir, subfolder=subfolder)
     memory = memory_arguments(device_option(device, device_map), memory_budget, host_memory, found.path)
     wanted = WantedPack.of(pack, location_argument(found.path, pack_dir, volumes))
@@ -217,7 +226,7 @@ def _load(checkpoint: Checkpoint, memory: Memory, wanted: WantedPack, making: Mo
         )
     for name, tensor in zip(names, kept, strict=True):
         _put(checkpoint.model, checkpoint.aliases[name], tensor)
-    MatchStockMatmul(checkpoint.model, [each for each in checkpoint.model.parameters() if not each.is_meta])
+    _match_stock_matmul(checkpoint.model)
     meta_model.finish(checkpoint.model, folder, memory.device, checkpoint.name, making.generation_config)
     streaming = Streaming(None, None, sum(tensor.nbytes for tensor in kept), 0, source, plan.gpu_slots_bytes)
     if plan.streamed:
@@ -231,6 +240,18 @@ def _load(checkpoint: Checkpoint, memory: Memory, wanted: WantedPack, making: Mo
     _reject_saving_and_conversion(checkpoint.model)
     streaming_of[checkpoint.model] = streaming
     return checkpoint.model
+
+
+def _match_stock_matmul(model: Any) -> None:
+    """Let matrices that stay in memory round as in a stock model, also where only a part of the model runs.
+
+    generate() runs encoders by themselves, and so may users run vision towers.
+    """
+    MatchStockMatmul(model, [each for each in model.parameters() if not each.is_meta])
+    path, _ = find_layers(model)
+    for module in prompt_modules(model, path):
+        if weights := [each for each in module.parameters(recurse=False) if not each.is_meta]:
+            MatchStockMatmul(module, weights)
 
 
 def _log_placement(checkpoint: Checkpoint, plan: MemoryPlan, memory: Memory, streaming: Streaming) -> None:

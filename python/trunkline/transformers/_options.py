@@ -96,6 +96,7 @@ class ModelOptions:
     attn_implementation: Any = None
     experts_implementation: Any = None
     generation_config: Any = None
+    text_only: bool = False
     known: tuple[str, ...] = ()  # the arguments of the function called, for errors
 
     @property
@@ -107,11 +108,14 @@ class ModelOptions:
         return json.dumps([given, dict(self.changes)], default=str, sort_keys=True)
 
 
-def model_options(options: dict[str, Any], config: Any, known: tuple[str, ...] = ()) -> ModelOptions:
+def model_options(
+    options: dict[str, Any], config: Any, known: tuple[str, ...] = (), text_only: bool = False
+) -> ModelOptions:
     """Resolve the arguments; Unsupported, with the reason, for those that streaming cannot honour.
 
     Arguments that transformers does not know either become `changes` of the config, as there.
     """
+    check_text_only(text_only)
     changes = dict(options)
     for name, (is_rejected, why) in _REJECTED.items():
         if name in changes and is_rejected(changes.pop(name)):
@@ -120,7 +124,13 @@ def model_options(options: dict[str, Any], config: Any, known: tuple[str, ...] =
         changes.pop(name, None)
     accepted = {name: changes.pop(name, None) for name in _ACCEPTED}
     accepted["trust_remote_code"] = bool(accepted["trust_remote_code"])
-    return ModelOptions(config, MappingProxyType(changes), known=known, **accepted)
+    return ModelOptions(config, MappingProxyType(changes), text_only=text_only, known=known, **accepted)
+
+
+def check_text_only(text_only: object) -> None:
+    """Raise TypeError unless it is a bool."""
+    if type(text_only) is not bool:
+        raise TypeError(f"text_only: must be True or False, not {type(text_only).__name__}")
 
 
 def dtype_option(dtype: Any, options: dict[str, Any]) -> Any:

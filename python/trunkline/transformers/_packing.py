@@ -30,6 +30,7 @@ from trunkline._streaming.stored import FileTensor
 from trunkline._trace import span
 from trunkline._types import Path
 from trunkline._warnings import caller
+from trunkline.transformers._options import model_options
 from trunkline.transformers.hub import find_model
 from trunkline.transformers.stored_model import Checkpoint, names_first, read_checkpoint
 
@@ -286,17 +287,18 @@ def pack(
     revision: str | None = None,
     cache_dir: "Path | None" = None,
     subfolder: str = "",
+    text_only: bool = False,
 ) -> dict[str, Any]:
     """Make the pack of a Hugging Face folder in one directory, or striped over several, unless it exists.
 
     `directories`: None is where from_pretrained looks for it by default. Otherwise that finds it if called
-    with the same directory as `pack_dir`, or directories as `volumes`. `dtype`, `revision`, `cache_dir` and
-    `subfolder` are those of from_pretrained. Returns what `trunkline pack --json` prints. Raises as
-    from_pretrained does.
+    with the same directory as `pack_dir`, or directories as `volumes`. `dtype`, `revision`, `cache_dir`,
+    `subfolder` and `text_only` are those of from_pretrained. Returns what `trunkline pack --json` prints.
+    Raises as from_pretrained does.
     """
     found = find_model(model_dir, revision=revision, cache_dir=cache_dir, subfolder=subfolder)
     location = None if directories is None else location_argument(found.path, None, directories)
-    checkpoint = read_checkpoint(found, dtype, None)
+    checkpoint = read_checkpoint(found, dtype, None, model_options({}, None, text_only=text_only))
     if location is None:
         location = default_location(checkpoint)
     manifest, _, is_new = opened(location, checkpoint, 0)

@@ -18,8 +18,9 @@ from transformers import (
 from transformers.core_model_loading import build_glob_alternation
 
 from trunkline._errors import Format, Unsupported
+from trunkline.transformers._auto_class import choose
 from trunkline.transformers._folder import check_model_folder
-from trunkline.transformers._options import ModelOptions, unknown_argument
+from trunkline.transformers._options import ModelOptions, model_options, unknown_argument
 from trunkline.transformers.hub import find_model
 
 _META = torch.device("meta")
@@ -38,6 +39,7 @@ def make(
     does, and Unsupported for quantised weights and for anything but a causal language model of transformers.
     """
     config = _config(model_dir, options)
+    auto_class = choose(config, model_dir / "config.json", options.text_only)
     quantisation = getattr(config, "quantization_config", None)
     if quantisation is not None:
         raise Unsupported(
@@ -54,7 +56,7 @@ def make(
             kept[name] = value
     try:
         with _META:
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **kept)
+            model = auto_class.from_config(config, trust_remote_code=False, **kept)
         model.tie_weights()
     except Exception as error:  # a model's code may raise anything for an invalid config
         says_why = isinstance(error, ValueError | ImportError)  # the latter: of attn_implementation
@@ -62,6 +64,11 @@ def make(
         raise Unsupported(None, f"{model_dir}: {what}{_first_line(error)}", str(model_dir)) from error
     _keep_in_fp32(model)
     return model
+
+
+def make_for_plan(model_dir: Path, dtype: torch.dtype | None, text_only: bool) -> Any:
+    """Return the model of make() as from_pretrained without further options loads it."""
+    return make(model_dir, dtype, options=model_options({}, None, text_only=text_only))
 
 
 def _keep_in_fp32(model: Any) -> None:
@@ -101,7 +108,6 @@ def _config(model_dir: Path, options: ModelOptions) -> Any:
             "folders; omit it to use the model's class in transformers, or load the model with transformers",
             str(path),
         )
-    _check_kind(config, path)
     return config
 
 
@@ -176,23 +182,6 @@ def _why_no_config(path: Path, error: ValueError) -> str:
             "transformers, or check the spelling"
         )
     return f"{path}: {_first_line(error)}"
-
-
-def _check_kind(config: Any, path: Path) -> None:
-    """Raise Unsupported unless the config is that of a causal language model."""
-    kind = getattr(config, "model_type", type(config).__name__)
-    if getattr(config, "is_encoder_decoder", False):
-        why = "is an encoder-decoder model"
-    elif type(config) not in AutoModelForCausalLM._model_mapping:
-        why = "is not a causal language model"
-    else:
-        return
-    raise Unsupported(
-        None,
-        f"{path}: {kind} {why}, but only causal language models (decoders such as Llama, Qwen3 and GPT-2) "
-        "can be streamed; load it with transformers",
-        str(path),
-    )
 
 
 def _first_line(error: Exception) -> str:

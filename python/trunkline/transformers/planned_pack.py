@@ -7,18 +7,21 @@ import torch
 from trunkline._streaming.location import PackLocation
 from trunkline._streaming.pack_cache import packs_directory
 from trunkline._streaming.room import rooms_of
+from trunkline.transformers._options import ModelOptions
 from trunkline.transformers._packing import default_location, existing_pack, layout_of
 from trunkline.transformers.hub import ModelFolder
 from trunkline.transformers.stored_model import read_checkpoint
 
 
-def planned_pack(found: ModelFolder, dtype: torch.dtype | str | None, weight_bytes: int) -> dict[str, Any]:
+def planned_pack(
+    found: ModelFolder, dtype: torch.dtype | str | None, weight_bytes: int, text_only: bool = False
+) -> dict[str, Any]:
     """Return for plan() whether from_pretrained reads the model from a pack, where that is, and its size.
 
     `weight_bytes`: the size, about, where the weights are not there yet.
     """
     try:
-        checkpoint = read_checkpoint(found, dtype, None)
+        checkpoint = read_checkpoint(found, dtype, None, ModelOptions(text_only=text_only))
     except FileNotFoundError:  # only the config is there
         return {
             "needed": None,

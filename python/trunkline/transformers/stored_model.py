@@ -22,6 +22,7 @@ from trunkline.checkpoint.save_order import await_saves_of
 from trunkline.transformers import _weights, meta_model
 from trunkline.transformers._folder import check_model_folder, check_weights
 from trunkline.transformers._options import ModelOptions
+from trunkline.transformers._prompt_parts import prompt_weights
 from trunkline.transformers._weights import Weights
 from trunkline.transformers.experts import Experts, experts_per_token, find_experts, routed_parameters
 from trunkline.transformers.hub import ModelFolder, add_download
@@ -41,6 +42,7 @@ class Division:
     experts: list[Experts]
     resident: list[str]
     resident_bytes: int
+    prompt_bytes: int = 0  # of those: used only by the prompt, such as a vision tower
 
     def sizes(self, config: Any) -> Sizes:
         """Return its sizes; `config`: of the model."""
@@ -52,6 +54,7 @@ class Division:
                 ExpertSizes(each.count, experts_per_token(config, each.count), tuple(each.matrix_bytes))
                 for each in self.experts
             ),
+            self.prompt_bytes,
         )
 
 
@@ -163,21 +166,24 @@ def divide(model: Any, unit_bytes: int | None = None) -> tuple[nn.ModuleList, Di
     layers, units = model_layers.cut(model, unit_bytes)
     state = model.state_dict(keep_vars=True)
     path, _ = model_layers.find_layers(model)
-    whole = _division(state, units, [])
+    prompt = prompt_weights(model, path)
+    whole = _division(state, units, [], prompt)
     experts = find_experts(model, path, layers)
     if not experts:
         return layers, whole, None
     _, dense = model_layers.cut(model, unit_bytes, routed_parameters(experts))
     # Without other weights to stream there is nothing to bring in between.
-    return layers, whole, _division(state, dense, experts) if dense else None
+    return layers, whole, _division(state, dense, experts, prompt) if dense else None
 
 
-def _division(state: dict[str, torch.Tensor], units: list[Unit], experts: list[Experts]) -> Division:
+def _division(
+    state: dict[str, torch.Tensor], units: list[Unit], experts: list[Experts], prompt: set[int]
+) -> Division:
     division = Division(units, experts, [], 0)
     division.resident = _resident(division, list(state))
-    division.resident_bytes = sum(
-        {id(state[name]): state[name].nbytes for name in division.resident}.values()
-    )
+    stays = {id(state[name]): state[name].nbytes for name in division.resident}
+    division.resident_bytes = sum(stays.values())
+    division.prompt_bytes = sum(nbytes for key, nbytes in stays.items() if key in prompt)
     return division
 
 
