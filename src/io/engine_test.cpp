@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "io/engine_core.h"
 #include "io/lane/work_queue.h"
 #include "support/engines.h"
 #include "support/temp_directory.h"
