@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex  # noqa: E402
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem  # noqa: E402
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys  # noqa: E402
 
-from trunkline.dcp import _request, _writer  # noqa: E402
+from trunkline.dcp import _request, _shard_layout  # noqa: E402
 from trunkline.dcp._stored import DTYPES  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is .*single process")
@@ -238,7 +238,7 @@ def test_parts_that_overlap(tmp_path: Path) -> None:
 
 
 def test_memory_between_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_writer, "MAX_COPIED_BYTES", 100_000)
+    monkeypatch.setattr(_shard_layout, "MAX_COPIED_BYTES", 100_000)
     monkeypatch.setattr(_request, "MAX_BUFFERED_BYTES", 100_000)
     state = {f"t{i}": numbers(100, 100, seed=i).t() for i in range(7)}
     save(state, tmp_path)

@@ -32,7 +32,16 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.distributed.checkpoint.filesystem import FileSystem  # noqa: E402
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata  # noqa: E402
 
-from trunkline.dcp import _coverage, _directory, _owner, _request, _save_token, _saves, _writer  # noqa: E402
+from trunkline.dcp import (  # noqa: E402
+    _coverage,
+    _directory,
+    _owner,
+    _request,
+    _save_token,
+    _saves,
+    _shard_layout,
+    _writer,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is .*single process")
 
@@ -120,7 +129,7 @@ class Failing(DefaultSavePlanner):
 
 
 def test_an_error_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_writer, "MAX_COPIED_BYTES", 1000)  # some files are written before the error
+    monkeypatch.setattr(_shard_layout, "MAX_COPIED_BYTES", 1000)  # some files are written before the error
     save(nested(1), tmp_path)
     before = sorted(tmp_path.iterdir())
     with pytest.raises(CheckpointException, match="no more"):

@@ -89,7 +89,7 @@ def in_prepare(patch: pytest.MonkeyPatch, handler: Callable[[], None]) -> None:
 
 
 def in_write(patch: pytest.MonkeyPatch, handler: Callable[[], None]) -> None:
-    patch.setattr(_writer, "_lay_out", once(_writer._lay_out, handler))
+    patch.setattr(_writer, "lay_out", once(_writer.lay_out, handler))
 
 
 def in_finish(patch: pytest.MonkeyPatch, handler: Callable[[], None]) -> None:
@@ -337,15 +337,15 @@ def handler(*_):
         print("in the same thread" in str(error))
 
 signal.signal(signal.SIGUSR1, handler)
-lay_out = _writer._lay_out
+lay_out = _writer.lay_out
 
 def interrupted(share):
     os.kill(os.getpid(), signal.SIGUSR1)
     return lay_out(share)
 
-_writer._lay_out = interrupted
+_writer.lay_out = interrupted
 dcp.save({"a": torch.zeros(9)}, storage_writer=writer, checkpoint_id="outer", no_dist=True)
-_writer._lay_out = lay_out
+_writer.lay_out = lay_out
 print(os.path.exists("inner"), sorted(os.listdir("outer"))[0])
 """
     )

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import hashlib
-import io
 import os
 import sys
 import threading
@@ -11,14 +10,13 @@ import time
 import uuid
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import StorageWriter as TorchStorageWriter
 from torch.distributed.checkpoint.storage import WriteResult
@@ -44,8 +42,6 @@ from trunkline._formats.dcp_names import (
 )
 from trunkline._logging import Log
 from trunkline._paths import absolute_path
-from trunkline._tensor_io.memory import is_in_reach
-from trunkline._tensor_io.tensors import bytes_of
 from trunkline._tensor_io.transfer import write_layouts
 from trunkline._trace import span
 from trunkline.dcp import _directory, _saves
@@ -54,12 +50,10 @@ from trunkline.dcp._endpoint import CheckpointPath, Endpoint, checkpoint_path_of
 from trunkline.dcp._manifest import format_manifest, manifest_digest, names_in_manifest, read_manifest
 from trunkline.dcp._nesting import OuterSaves, find_outer_saves
 from trunkline.dcp._save_token import count_save, is_of_same_job, new_save_token, seconds_since_start
+from trunkline.dcp._shard_layout import ItemBytes, groups_of, lay_out, layout_of, packed, spread
 from trunkline.dcp._shared_group import warn_of_shared_group
 from trunkline.dcp._staging import find_staged_state, stage, working_directory
 from trunkline.dcp._stored import (
-    ALIGNMENT,
-    CHUNK_BYTES,
-    SMALL_ALIGNMENT,
     DataFile,
     StoredItem,
     checkpointer_file,
@@ -70,10 +64,6 @@ from trunkline.dcp._stored import (
     new_data_file_name,
 )
 from trunkline.dcp.run_directory import steps_of
-
-# Copies of tensors that are not contiguous, or on devices that cannot be written from, are kept until their
-# file is written. If they need more bytes than this, another file is begun.
-MAX_COPIED_BYTES = 1 << 30
 
 _log = Log("checkpoint")
 
@@ -330,7 +320,7 @@ class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
         with self._step("write_data"):
             try:
                 self._remove_uncommitted()
-                for group in _groups(plan.items, planner):
+                for group in groups_of(plan.items, planner):
                     self._check_cancelled()
                     self._check_directories()
                     self._write_group(group, results)
@@ -721,14 +711,14 @@ class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
                 stacklevel=3,
             )
 
-    def _write_group(self, group: "list[_Bytes]", results: list[WriteResult]) -> None:
-        shares = _spread(group, max(1, len(self._volumes)), self._save.rank)
+    def _write_group(self, group: "list[ItemBytes]", results: list[WriteResult]) -> None:
+        shares = spread(group, max(1, len(self._volumes)), self._save.rank)
         layouts = []
         offsets_of_shares = []
         names = []
         try:
             for volume, share in enumerate(shares):
-                nbytes, offsets = _lay_out(share)
+                nbytes, offsets = lay_out(share)
                 offsets_of_shares.append(offsets)
                 names.append(new_data_file_name(self._save.rank, volume, self._directory))
                 if self._save.begun is not None:
@@ -736,7 +726,7 @@ class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
                 path = self._directory / names[-1]
                 if self._volumes and nbytes > 0:
                     path = _directory.place_in_volume(self._directory, self._volumes[volume], names[-1])
-                layouts.append(_layout_of(str(path), nbytes, share, offsets))
+                layouts.append(layout_of(str(path), nbytes, share, offsets))
             if self._durable and self._volumes:
                 fsync_directory(self._directory)  # the links, before what they lead to
             written = [layout for layout in layouts if layout.nbytes > 0]
@@ -754,7 +744,7 @@ class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
             _directory.remove_quietly(self._directory, names)
             raise
         for name, layout, share, offsets in zip(names, layouts, shares, offsets_of_shares, strict=True):
-            file = DataFile(name, layout.nbytes, _packed(next(sums))) if layout.nbytes > 0 else None
+            file = DataFile(name, layout.nbytes, packed(next(sums))) if layout.nbytes > 0 else None
             for part, offset in zip(share, offsets, strict=True):
                 place = file if part.nbytes > 0 else None
                 stored = StoredItem(place, offset, part.nbytes, part.dtype, part.shape)
@@ -798,96 +788,6 @@ def _is_shared(outer: object, writer: StorageWriter, path: CheckpointPath | None
     if path is None or other is None:
         return False
     return os.path.realpath(other.path) == os.path.realpath(path.path)
-
-
-@dataclass(frozen=True)
-class _Bytes:
-    """An item, and memory that holds its bytes."""
-
-    item: WriteItem
-    memory: "torch.Tensor | memoryview"  # one dimension, uint8
-    nbytes: int
-    copied: bool  # the memory is a copy, held only by this object
-    dtype: str | None
-    shape: tuple[int, ...] | None
-
-
-def _groups(items: Iterable[WriteItem], planner: SavePlanner) -> Iterator[list[_Bytes]]:
-    """Resolve items in groups, whose copies need at most MAX_COPIED_BYTES."""
-    group: list[_Bytes] = []
-    copied = 0
-    for item in items:
-        part = _bytes_of(item, planner.resolve_data(item))
-        copied += part.nbytes if part.copied else 0
-        if copied > MAX_COPIED_BYTES and group:
-            yield group
-            group, copied = [], part.nbytes
-        group.append(part)
-    if group:
-        yield group
-
-
-def _bytes_of(item: WriteItem, data: "torch.Tensor | io.BytesIO") -> _Bytes:
-    name = item.index.fqn
-    if item.type == WriteItemType.BYTE_IO:
-        if not isinstance(data, io.BytesIO):
-            raise TypeError(f"{name}: the planner must return a BytesIO, not {type(data).__name__}")
-        view = data.getbuffer()
-        return _Bytes(item, view, view.nbytes, True, None, None)
-    if not isinstance(data, torch.Tensor):
-        raise TypeError(f"{name}: the planner must return a tensor, not {type(data).__name__}")
-    tensor = data.detach()
-    if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or tensor.is_quantized:
-        shown = f"a {type(data).__name__} of layout {tensor.layout} and {tensor.dtype}"
-        raise Unsupported(
-            None, f"{name}: {shown} cannot be stored; save its parts as plain, strided tensors", None
-        )
-    if tensor.is_meta:
-        raise Unsupported(None, f"{name}: a tensor on the meta device has no data to store", None)
-    plain = (tensor if is_in_reach(tensor.device) else tensor.cpu()).resolve_conj().resolve_neg().contiguous()
-    memory = bytes_of(plain)
-    copied = plain.nbytes > 0 and plain.data_ptr() != tensor.data_ptr()
-    if copied:
-        _log.debug("%s is copied before it is written: it is on %s, or not contiguous", name, tensor.device)
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return _Bytes(item, memory, memory.numel(), copied, dtype, tuple(tensor.shape))
-
-
-def _spread(group: list[_Bytes], count: int, first: int) -> list[list[_Bytes]]:
-    """Distribute by bytes: the largest first, each to the file with the fewest; ties begin with `first`."""
-    shares: list[list[int]] = [[] for _ in range(count)]
-    loads = [0] * count
-    for number in sorted(range(len(group)), key=lambda number: -group[number].nbytes):
-        least = min(range(count), key=lambda at: (loads[at], (at - first) % count))
-        shares[least].append(number)
-        loads[least] += group[number].nbytes
-    return [[group[number] for number in sorted(share)] for share in shares]
-
-
-def _lay_out(share: list[_Bytes]) -> tuple[int, list[int]]:
-    """Return the size of the file, and the offset of each item: first aligned items, then small ones."""
-    offsets = [0] * len(share)
-    end = 0
-    for alignment in (ALIGNMENT, SMALL_ALIGNMENT):
-        for number, part in enumerate(share):
-            if part.nbytes > 0 and (part.nbytes >= ALIGNMENT) == (alignment == ALIGNMENT):
-                offsets[number] = -(-end // alignment) * alignment
-                end = offsets[number] + part.nbytes
-    return end, offsets
-
-
-def _layout_of(path: str, nbytes: int, share: list[_Bytes], offsets: list[int]) -> FileLayout:
-    layout = FileLayout(path, nbytes)
-    for part, offset in zip(share, offsets, strict=True):
-        if part.nbytes > 0:
-            layout.add(offset, part.memory)
-    for begin in range(0, nbytes, CHUNK_BYTES):
-        layout.add_checksum("crc32c", begin, min(begin + CHUNK_BYTES, nbytes))
-    return layout
-
-
-def _packed(sums: list[int]) -> bytes:
-    return b"".join(value.to_bytes(4, "little") for value in sums)
 
 
 def _files_of(manifest: Path, names: list[str]) -> set[str]:

@@ -21,7 +21,7 @@ class DescriptorFile:
 
     def async_pwrite(self, memory: torch.Tensor, offset: int) -> "Future[int]":
         """Begin to write contiguous memory."""
-        data = memoryview(memory.to("cpu").reshape(-1).view(torch.uint8).numpy())
+        data = memory.to("cpu").reshape(-1).view(torch.uint8).numpy().data
         future: Future[int] = Future()
         future.set_running_or_notify_cancel()
 

@@ -14,7 +14,9 @@ from trunkline._errors import exception_of, system_error
 from trunkline.deepspeed._descriptor import DescriptorFile
 
 if TYPE_CHECKING:
-    from trunkline._core import File
+    from concurrent.futures import Future as WriteFuture
+
+    from trunkline._core import File, Future
 
 _NEW_FILE_MODE = 0o600  # as DeepSpeed creates files
 _COMPARED_BYTES = 16 << 20  # at a time
@@ -39,6 +41,7 @@ class Operation:
                 self._check_size(buffer.nbytes, file.size)
             # The engine takes contiguous memory.
             self._memory = buffer.detach() if buffer.is_contiguous() else buffer.detach().contiguous()
+            self._future: Future | WriteFuture[int]
             if reads and not isinstance(file, DescriptorFile):
                 self._future = file.async_pread(self._memory, offset)
             else:
