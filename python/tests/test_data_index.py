@@ -353,6 +353,7 @@ def test_an_index_survives_pickling(tmp_path: Path) -> None:
     assert (again.fingerprint, list(again.paths)) == (index.fingerprint, list(index.paths))
     assert again.labels(range(3)).tolist() == [0, 0, 1]
     assert repr(again) == "<Index of 3 samples in 3 files, format 'files'>"
+    assert repr(tl.data.index(again.paths[0])) == "<Index of 1 sample in 1 file, format 'files'>"
 
 
 def test_progress_is_reported(tmp_path: Path) -> None:

@@ -62,6 +62,12 @@ def test_shards_and_their_index(checkpoint: Path, weights: dict[str, torch.Tenso
     assert [each.name for each in out.parent.iterdir()] == ["folder"]
 
 
+def test_a_folder_without_a_configuration_is_named(checkpoint: Path, tmp_path: Path) -> None:
+    said = "the folder has no config.json: --from FOLDER copies that of the model"
+    assert said in run(checkpoint, f"{tmp_path / 'folder'}/", "--key", "model")
+    assert said not in run(checkpoint, tmp_path / "a.safetensors", "--key", "model")
+
+
 def test_one_shard_has_no_index(checkpoint: Path, tmp_path: Path) -> None:
     out = tmp_path / "folder"
     out.mkdir()  # empty

@@ -504,6 +504,10 @@ def test_what_is_no_zip_archive_says_what_it_is(tmp_path: Path) -> None:
     path.touch()
     with pytest.raises(tl.CutOff, match="is empty"):
         tl.load(path)
+    torch.save({"a": torch.ones(3)}, path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(tl.CutOff, match="it is truncated or was never finished; copy or save it again"):
+        tl.load(path)
     tl.save({"a": torch.ones(3)}, tmp_path / "model.safetensors")
     (tmp_path / "model.safetensors").rename(path)
     with pytest.raises(tl.Format, match="looks like a safetensors file"):

@@ -118,7 +118,7 @@ def test_a_file_that_is_not_a_result_is_named(tmp_path: Path, capsys: pytest.Cap
         assert cli.main(["workload", "compare", str(file), str(file)]) == 2
         assert message in capsys.readouterr().err
     assert cli.main(["workload", "compare", str(tmp_path / "none"), str(file)]) == 1
-    assert "no such file or directory (ENOENT)" in capsys.readouterr().err
+    assert "no such file or directory (ENOENT); check the path\n" in capsys.readouterr().err
 
 
 def test_numbers_are_readable() -> None:

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Mapping
 
-from trunkline._errors import Error, errno_reason, kind_of
+from trunkline._errors import Error, errno_advice, errno_reason, kind_of
 
 
 def report_error(
@@ -71,7 +71,7 @@ def _text_of(error: Exception) -> str:
     if not isinstance(error, OSError) or isinstance(error, Error) or error.errno is None:
         return str(error)
     is_own_text = error.strerror and error.strerror != os.strerror(error.errno)
-    why = error.strerror if is_own_text else errno_reason(error.errno)
+    why = error.strerror if is_own_text else errno_reason(error.errno) + errno_advice(error.errno)
     return f"{error.filename}: {why}" if error.filename is not None else str(why)
 
 

@@ -147,7 +147,14 @@ def errno_reason(code: int) -> str:
 def system_error(error: OSError, action: str, path: str) -> Exception:
     """Make the exception of a failed system call: "cannot ACTION: no such file or directory (ENOENT)"."""
     code = error.errno or errno.EIO
-    return exception_of("system", code, f"cannot {action}: {errno_reason(code)}", path)
+    return exception_of("system", code, f"cannot {action}: {errno_reason(code)}{errno_advice(code)}", path)
+
+
+def errno_advice(code: int) -> str:
+    """Return what to do about an errno of a path, to follow errno_reason(); empty for others."""
+    if code == errno.ENOENT:
+        return "; check the path"
+    return "; check the permissions, also of the directories above it" if code == errno.EACCES else ""
 
 
 def kind_of(error: BaseException) -> str:

@@ -1,6 +1,7 @@
 """The commands of `trunkline checkpoint` that are in Python."""
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,10 @@ def _export(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         show_progress=True,
     )
     lines = [f"{name} is tied to {kept}; only {kept} is written" for name, kept in done.dropped.items()]
+    if os.path.isdir(done.path) and options.from_folder is None:  # noqa: PTH112 - a str
+        lines.append(
+            "the folder has no config.json: --from FOLDER copies that of the model, for from_pretrained"
+        )
     verified = "every byte verified" if done.verified else "NOT verified: the source has no checksums"
     lines.append(
         f"exported {done.source} to {done.path}: {_counted(done.tensors, 'tensor')}, "

@@ -89,7 +89,8 @@ class Index:
     def __repr__(self) -> str:
         count = len(self._sizes)
         files = "1 file" if count == 1 else f"{count} files"
-        return f"<Index of {len(self)} samples in {files}, format {self.format!r}>"
+        samples = "1 sample" if len(self) == 1 else f"{len(self)} samples"
+        return f"<Index of {samples} in {files}, format {self.format!r}>"
 
     @property
     def format(self) -> str:

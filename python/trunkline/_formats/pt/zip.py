@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, NoReturn
 
-from trunkline._errors import Corrupt, Format
+from trunkline._errors import CutOff, Format
 
 LOCAL_HEADER = struct.Struct("<4sHHHHHIIIHH")
 _ENTRY = struct.Struct("<4sHHHHHHIIIHHHHHII")
@@ -79,7 +79,7 @@ def _find_end(read: ReadAt, size: int, path: str) -> tuple[int, int, int, int]:
     tail = read(tail_at, size - tail_at)
     found = tail.rfind(b"PK\5\6", 0, max(0, len(tail) - _END.size + 4))
     if found < 0:
-        raise Corrupt(
+        raise CutOff(
             None,
             f"{path} begins like a zip archive but has no end record: it is truncated or was never finished; "
             "copy or save it again",
