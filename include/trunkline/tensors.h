@@ -51,7 +51,7 @@ class TensorReader {
 
   // `path` is one of
   // - a safetensors file
-  // - a directory of a model: the files that its model.safetensors.index.json names, or model.safetensors
+  // - a directory of a model: its model.safetensors, or the files that its model.safetensors.index.json names
   // - a step of a directory of checkpoints (RUN/step-00000100), or that directory (RUN: the step committed
   //   last)
   // Reads headers and manifests only. Fails with system (ENOENT, ...), format for a file that is not valid,
@@ -63,7 +63,9 @@ class TensorReader {
 
   bool valid() const { return impl_ != nullptr; }
 
-  // In the order of the files and of their bytes. Valid as long as a handle is.
+  // In the order of the files and of their bytes. Valid as long as a handle is. Of tensors in a checkpoint
+  // that share memory, such as tied weights, only the one whose bytes were written is here; `state` in the
+  // manifest (docs/formats/checkpoint.md) describes the others.
   std::span<const TensorInfo> tensors() const;
   const TensorInfo* find(std::string_view name) const;  // nullptr: there is none
   // `__metadata__` of a safetensors file, without our checksums. Empty for checkpoints; of several files

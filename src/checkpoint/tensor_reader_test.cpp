@@ -97,6 +97,13 @@ TEST_F(TensorReaderTest, AModelIsTheFilesOfItsIndex) {
   EXPECT_EQ(reader->tensors().size(), 4U);
   EXPECT_NE(read(*reader, "a"), read(*reader, "b"));
 
+  std::ofstream(index) << R"({"weight_map": {"a": "a.safetensors", "c": "a.safetensors"}})";
+  const auto missing = TensorReader::open(root_.file("model"));
+  ASSERT_FALSE(missing);
+  EXPECT_EQ(missing.error().kind, ErrorKind::format);
+  EXPECT_NE(missing.error().message.find("tensor \"c\" is not in a.safetensors"), std::string::npos)
+      << missing.error().message;
+
   std::ofstream(index) << R"({"weight_map": {"a": "../a.safetensors"}})";
   const auto outside = TensorReader::open(root_.file("model"));
   ASSERT_FALSE(outside);
@@ -104,10 +111,29 @@ TEST_F(TensorReaderTest, AModelIsTheFilesOfItsIndex) {
 
   // The same names in two files.
   write_file("b.safetensors", "a", 2);
-  std::ofstream(index) << R"({"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}})";
+  std::ofstream(index) << R"({"weight_map": {"a": "a.safetensors", "a.bias": "b.safetensors"}})";
   const auto twice = TensorReader::open(root_.file("model"));
   ASSERT_FALSE(twice);
   EXPECT_NE(twice.error().message.find("tensor \"a\" is also in another file"), std::string::npos);
+}
+
+TEST_F(TensorReaderTest, OneFileIsTheModelEvenIfAnEarlierIndexIsLeft) {
+  write_file("a.safetensors", "a", 1);
+  write_file("model.safetensors", "b", 2);
+  std::ofstream(root_.file("model/model.safetensors.index.json"))
+      << R"({"weight_map": {"a": "a.safetensors"}})";
+  const auto reader = TensorReader::open(root_.file("model"));
+  ASSERT_TRUE(reader) << reader.error().message;
+  EXPECT_EQ(reader->find("a"), nullptr);
+  EXPECT_EQ(read(*reader, "b")[0], counting_from(2, 1)[0]);
+}
+
+TEST_F(TensorReaderTest, AModelMayHaveTheNameOfAStep) {
+  write_file("model.safetensors", "a", 1);
+  std::filesystem::rename(root_.file("model"), root_.file("step-00000007"));
+  const auto reader = TensorReader::open(root_.file("step-00000007"));
+  ASSERT_TRUE(reader) << reader.error().message;
+  EXPECT_NE(reader->find("a"), nullptr);
 }
 
 TEST_F(TensorReaderTest, ADirectoryWithoutTensorsIsNotFound) {

@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "base/strict_json.h"
 #include "checkpoint/listing.h"
@@ -30,6 +32,16 @@ constexpr int kMaxAttempts = 10;  // to open the shards of a step that is being 
 
 std::unexpected<Error> bad_format(const std::string& path, std::string_view why) {
   return std::unexpected(make_error(ErrorKind::format, fmt::format("cannot read {}: {}", path, why), path));
+}
+
+// Whether it is the folder of a step, rather than a model's with such a name.
+bool has_manifest(const std::filesystem::path& directory) {
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end;
+       entry.increment(error)) {
+    if (commit_of(entry->path().filename().string())) return true;
+  }
+  return false;
 }
 
 Result<std::string> read_head(const File& file, std::uint64_t file_bytes, const std::string& path) {
@@ -58,6 +70,7 @@ class Opening {
 
   Status add_safetensors(const std::string& path);
   Status add_model(const std::string& directory);
+  Status add_index(const std::filesystem::path& index);
   Status add_step(const std::string& directory, std::uint64_t step);
   Result<TensorSources> take();
 
@@ -107,8 +120,8 @@ Status Opening::add_safetensors(const std::string& path) {
   return {};
 }
 
-// The files of `weight_map`, in the order of their names.
-Result<std::set<std::string>> files_of_index(const std::string& path) {
+// By file, the tensors that `weight_map` says it holds.
+Result<std::map<std::string, std::vector<std::string>>> files_of_index(const std::string& path) {
   const auto text = os::read_text(path, kMaxIndexBytes);
   if (!text) return std::unexpected(text.error());
   const auto json = parse_json_object(*text, kIndexDepth);
@@ -116,33 +129,44 @@ Result<std::set<std::string>> files_of_index(const std::string& path) {
   const auto map = json->find("weight_map");
   if (map == json->end() || !map->is_object() || map->empty())
     return bad_format(path, "\"weight_map\" is not an object that names the file of each tensor");
-  std::set<std::string> files;
+  std::map<std::string, std::vector<std::string>> files;
   for (const auto& [tensor, file] : map->items()) {
     if (!file.is_string() || !is_plain_file_name(file.get_ref<const std::string&>()))
       return bad_format(path, fmt::format("the file of tensor \"{}\" is not a plain file name", tensor));
-    files.insert(file.get<std::string>());
+    files[file.get<std::string>()].push_back(tensor);
   }
   return files;
 }
 
+Status Opening::add_index(const std::filesystem::path& index) {
+  const auto files = files_of_index(index.string());
+  if (!files) return std::unexpected(files.error());
+  for (const auto& [file, tensors] : *files) {
+    const std::size_t first = sources_.tensors.size();
+    if (auto added = add_safetensors((index.parent_path() / file).string()); !added) return added;
+    std::set<std::string_view> found;
+    for (std::size_t i = first; i < sources_.tensors.size(); ++i) found.insert(sources_.tensors[i].name);
+    for (const std::string& tensor : tensors) {
+      if (!found.contains(tensor))
+        return bad_format(index.string(), fmt::format("tensor \"{}\" is not in {}", tensor, file));
+    }
+  }
+  return {};
+}
+
+// As trunkline.load in Python and transformers choose: the index may be left from an earlier save.
 Status Opening::add_model(const std::string& directory) {
   const std::filesystem::path root(directory);
   std::error_code ignored;
-  if (const auto index = root / kModelIndexFile; std::filesystem::exists(index, ignored)) {
-    const auto files = files_of_index(index.string());
-    if (!files) return std::unexpected(files.error());
-    for (const std::string& file : *files) {
-      if (auto added = add_safetensors((root / file).string()); !added) return added;
-    }
-    return {};
-  }
   if (const auto file = root / kModelFile; std::filesystem::exists(file, ignored))
     return add_safetensors(file.string());
+  if (const auto index = root / kModelIndexFile; std::filesystem::exists(index, ignored))
+    return add_index(index);
   Error error = make_error(
       ErrorKind::system,
       fmt::format("cannot read tensors from directory {}: it has no checkpoint, no {} and no {}; name a "
                   ".safetensors file or another directory",
-                  directory, kModelIndexFile, kModelFile),
+                  directory, kModelFile, kModelIndexFile),
       directory);
   error.code = ENOENT;
   return std::unexpected(std::move(error));
@@ -214,7 +238,7 @@ Result<TensorSources> open_tensor_sources(const Engine& engine, const std::strin
     // Resolved, so that a link such as "best" may lead to a step.
     const auto directory = std::filesystem::canonical(path, error);
     if (error) return std::unexpected(system_error(error.value(), "resolve " + path, path));
-    if (const auto step = step_of(directory.filename().string())) {
+    if (const auto step = step_of(directory.filename().string()); step && has_manifest(directory)) {
       added = opening.add_step(directory.parent_path().string(), *step);
     } else {
       const auto steps = list_steps(directory.string());
