@@ -116,3 +116,27 @@ def test_another_kind_of_model_is_told_so(tmp_path: Path) -> None:
     trained(tmp_path, adapted(), 1)
     with pytest.raises(tl.Format, match=r"holds adapters of PEFT \(default\), and this model does not have"):
         trained(tmp_path, new_model(), 2, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("modules", "lacking"), [([], "this model"), (["c_attn", "c_fc", "c_proj"], "the checkpoint")]
+)
+def test_adapters_of_other_modules_are_not_dropped_silently(
+    modules: list[str], lacking: str, tmp_path: Path
+) -> None:
+    """PEFT ignores weights of modules that have no adapter."""
+
+    def covering(modules: list[str]) -> Any:
+        return peft.get_peft_model(new_model(), peft.LoraConfig(**LORA | {"target_modules": modules}))
+
+    trained(tmp_path, covering(["c_attn", "c_fc"]), 1, save_only_model=True)
+    with pytest.raises(tl.Format, match=rf"covers other modules .*\({lacking} does not have base_model"):
+        trained(tmp_path, covering(modules or ["c_attn"]), 2, resume=True, save_only_model=True)
+
+
+def test_what_cannot_be_resumed_from_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        TypeError, match="resume_from_checkpoint: must be True, the number of a step or a path"
+    ):
+        trained(tmp_path, adapted(), 1, resume=2.0)
+    assert trained(tmp_path, adapted(), 1, resume="").state.global_step == 1  # as a stock Trainer

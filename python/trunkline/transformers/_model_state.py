@@ -44,7 +44,24 @@ def load_model_state(model: Any, state: dict[str, Any], source: str) -> None:
     import peft
 
     for name, adapter in adapters.items():
+        _check_same_weights(adapter, peft.get_peft_model_state_dict(model, adapter_name=name), name, source)
+    for name, adapter in adapters.items():
         peft.set_peft_model_state_dict(model, adapter, adapter_name=name)
+
+
+def _check_same_weights(stored: dict[str, Any], present: dict[str, Any], name: str, source: str) -> None:
+    """Raise Format unless an adapter has the weights that were stored: PEFT ignores others."""
+    dropped, missing = sorted(stored.keys() - present.keys()), sorted(present.keys() - stored.keys())
+    if dropped or missing:
+        example = (dropped or missing)[0]
+        lacking = "this model does not have" if dropped else "the checkpoint does not have"
+        raise Format(
+            None,
+            f"cannot resume from {source}: the adapter {name!r} of this model covers other modules than that "
+            f"of the checkpoint ({lacking} {example}); make it with the LoraConfig of the training, or start "
+            "over in another output_dir",
+            source,
+        )
 
 
 def _is_of_peft(model: Any) -> bool:

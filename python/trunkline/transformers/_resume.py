@@ -34,9 +34,9 @@ def plan_resume(checkpoint: Any, checkpointer: "Checkpointer", output_dir: str, 
     Raises FileExistsError if the training would not continue from the newest checkpoint and the arguments do
     not say so clearly; ValueError for a directory of checkpoints that is not the Trainer's.
     """
-    if isinstance(checkpoint, str | os.PathLike):
+    if checkpoint != "" and isinstance(checkpoint, str | os.PathLike):
         checkpoint = _of_path(os.fspath(checkpoint), checkpointer, output_dir)
-    if checkpoint is None or checkpoint is False:
+    if checkpoint is None or checkpoint is False or checkpoint == "":
         if saves:
             _check_no_later_steps(checkpointer, "", start=0)
         return None
@@ -49,7 +49,13 @@ def plan_resume(checkpoint: Any, checkpointer: "Checkpointer", output_dir: str, 
         if saves and Path(checkpoint).is_dir():  # if not, the Trainer reports it
             _check_no_later_steps(checkpointer, f" from {checkpoint}", start=_stock_step(Path(checkpoint)))
         return checkpoint
-    return operator.index(checkpoint)
+    try:
+        return operator.index(checkpoint)
+    except TypeError:
+        raise TypeError(
+            "resume_from_checkpoint: must be True, the number of a step or a path, not "
+            f"{type(checkpoint).__name__}"
+        ) from None
 
 
 def get_last_checkpoint(output_dir: "str | os.PathLike[str]") -> str | None:
