@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import subprocess
+import sys
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -76,6 +79,52 @@ def by_fastsafetensors(files: list[Path]) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def measure(bench: Workbench) -> list[Comparison]:
+    return one_process(bench) + two_ranks(bench)
+
+
+def two_ranks(bench: Workbench) -> list[Comparison]:
+    """Two processes that load the same model: its bytes by the time until both have it."""
+    bench.free_transfer_memory()
+    path = bench.first / "shared.safetensors"
+    with bench.without_limit():
+        safetensors.torch.save_file(bench.state, path)
+    expected = sum(int(tensor.view(torch.uint8).sum()) for tensor in bench.state.values())
+
+    def loaded(way: str) -> Callable[[], float]:
+        def run() -> float:
+            make_cold([path])
+            bench.disks.rest()
+            store = path.with_name(f"store-{uuid.uuid4().hex}")
+            script = str(Path(__file__).with_name("rank_load.py"))
+            ranks = [
+                subprocess.Popen(
+                    [sys.executable, script, str(rank), "2", str(store), way, str(path)],
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+                for rank in range(2)
+            ]
+            results = [each.communicate()[0].split() for each in ranks]
+            store.unlink(missing_ok=True)
+            if any(len(each) != 2 or int(each[1]) != expected for each in results):
+                raise SystemExit(f"bench: what two ranks have loaded ({way}) differs from the state")
+            return bench.bytes / max(float(each[0]) for each in results) / 1e9
+
+        return run
+
+    names = {"together": "load(group=)", "alone": "load", "safetensors": "safetensors"}
+    got = interleave(bench.rounds, {name: loaded(way) for way, name in names.items()}, "two ranks, one model")
+    path.unlink()
+    return [
+        Comparison(
+            *("filling a model", "two ranks, together", "GB/s", peer, got["load(group=)"], got[peer]),
+            at_least=1.0,
+        )
+        for peer in ("load", "safetensors")
+    ]
+
+
+def one_process(bench: Workbench) -> list[Comparison]:
     bench.free_transfer_memory()
     directory, timed = bench.first, Timed(bench)
     files = [directory / f"part-{number}.safetensors" for number in range(FILES)]
