@@ -83,6 +83,8 @@ def offered(shell: str, script: Path, words: list[str], folder: Path) -> set[str
         (["trunkline", "plan", "model", "--memory-"], {"--memory-budget"}),
         (["trunkline", "plan", "--dtype", "b"], {"bfloat16"}),
         (["trunkline", "bench", "--output", "st"], {"step.pt"}),
+        (["trunkline", "bench", "d"], {"diff"}),
+        (["trunkline", "bench", "diff", "st"], {"step.pt"}),
         (["trunkline", "checkpoint", "export", "st"], {"step.pt"}),
         (["trunkline", "completion", "f"], {"fish"}),
     ],

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 Results = dict[str, Any]
 
-MISSING_MATPLOTLIB = (
-    "drawing a report needs matplotlib, which is not installed: pip install 'trunkline[report]'"
-)
+MISSING_MATPLOTLIB = "drawing a report needs matplotlib, which is not installed: pip install matplotlib"
 
 _OURS, _OURS_PALE, _FIO = "#1f6feb", "#9cc3f7", "#c9c9c9"
 _IO_PATHS = {"direct": "#1a7f5a", "bounced": "#e0a030", "buffered": "#c25b4e", "gds": "#7a5bc2"}
@@ -87,9 +85,15 @@ def _lead(results: Results) -> str:
     paths = ", ".join(f"<code>{escaped(path['path'])}</code>" for path in results["paths"])
     how = (
         f"{escaped(engine['backend'])}, {_count(engine['lanes'], 'lane')}, queue depth "
-        f"{engine['queue_depth']}, blocks of {_bytes(engine['block_bytes'])}, {escaped(options['order'])}"
+        f"{engine['queue_depth']}, blocks of {_block_sizes(results)}, {escaped(options['order'])}"
     )
     return f"{paths} · {how} · {escaped(results['time'])}"
+
+
+def _block_sizes(results: Results) -> str:
+    most = _bytes(results["engine"]["block_bytes"])
+    least = results["options"].get("least_block_bytes")
+    return most if least is None else f"{_bytes(least)} to {most}"
 
 
 def _fio_note(compared: bool) -> str:
@@ -246,24 +250,47 @@ def _duration(us: float) -> str:
 
 
 def _results_table(rows: Sequence[Results], compared: bool) -> str:
-    header = ["", "GB/s", "with fsync", "CPU s/GB", "p50", "p99", "p99.9"]
+    with_gdsio = any("gdsio" in row for row in rows)
+    header = ["", "GB/s", "with fsync", "IOPS", "CPU s/GB", "p50", "p99", "p99.9"]
     if compared:
-        header += ["fio GB/s", "ratio", "fio CPU s/GB", "ratio"]
+        header += ["fio GB/s", "ratio", "fio IOPS", "fio CPU s/GB", "ratio"]
+    if with_gdsio:
+        header += ["gdsio GB/s", "ratio", "gdsio IOPS"]
     lines = []
     for row in rows:
-        synced = f"{row['gb_s_with_sync']:.2f}" if "gb_s_with_sync" in row else ""
-        line = [escaped(row["name"]), f"{row['gb_s']:.2f}", synced, f"{row['cpu_s_per_gb']:.3f}"]
-        line += [_duration(row["latency_us"][name]) for name in ("p50", "p99", "p99.9")]
+        line = _own_columns(row["name"], row)
         if compared:
             fio = row["fio"]
             line += [
                 f"{fio['gb_s'] if 'gb_s' in fio else fio['gb_s_with_sync']:.2f}",
                 f"{fio['ratio_gb_s']:.3f}",
+                _number(fio, "iops", 0),
                 f"{fio['cpu_s_per_gb']:.3f}",
                 f"{fio['ratio_cpu_s_per_gb']:.2f}",
             ]
+        if with_gdsio:
+            gdsio = row.get("gdsio", {})
+            line += [_number(gdsio, "gb_s", 2), _number(gdsio, "ratio_gb_s", 3), _number(gdsio, "iops", 0)]
         lines.append(line)
+        for part in ("reads", "writes"):
+            if part in row:
+                columns = _own_columns(part, row[part])
+                lines.append(columns + [""] * (len(header) - len(columns)))
     return table(header, lines)
+
+
+def _own_columns(name: str, row: Results) -> list[str]:
+    """The columns of Trunkline's own numbers; empty where the row has none."""
+    numbers = [
+        _number(row, key, digits)
+        for key, digits in (("gb_s", 2), ("gb_s_with_sync", 2), ("iops", 0), ("cpu_s_per_gb", 3))
+    ]
+    latencies = [_duration(row["latency_us"][each]) for each in ("p50", "p99", "p99.9")]
+    return [escaped(name), *numbers, *latencies]
+
+
+def _number(row: Results, name: str, digits: int) -> str:
+    return f"{row[name]:.{digits}f}" if name in row else ""
 
 
 def _paths_table(results: Results) -> str:
@@ -306,6 +333,8 @@ def _facts(results: Results) -> str:
         )
         refused = explain["refused"]
         lines += [("refused", f"{escaped(each['what'])}: {escaped(each['why'])}") for each in refused]
+    if "gdsio" in results:
+        lines.append(("gdsio", escaped(results["gdsio"]["terms"])))
     if "fio" in results:
         lines.append((escaped(results["fio"]["version"]), escaped(results["fio"]["terms"])))
         lines += [

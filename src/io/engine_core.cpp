@@ -339,6 +339,16 @@ EngineStats EngineCore::stats() const {
   return sum;
 }
 
+void EngineCore::start_latency_logs(std::size_t most) {
+  for (const auto& lane : lanes_) lane->counters().start_latency_log(most);
+}
+
+std::vector<io::LatencyLog> EngineCore::take_latency_logs() {
+  std::vector<io::LatencyLog> logs;
+  for (const auto& lane : lanes_) logs.push_back(lane->counters().take_latency_log());
+  return logs;
+}
+
 std::vector<Refusal> EngineCore::refusals() const {
   std::vector<Refusal> all = refused_backends_;
   std::ranges::move(refusals_.all(), std::back_inserter(all));

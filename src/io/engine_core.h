@@ -71,6 +71,11 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   void count_operation(bool failed) { counters_.count_operation(failed, false); }
 
   EngineStats stats() const;
+
+  // The latency of every transfer of the lanes from now on, of up to `most` a lane, until they are taken.
+  void start_latency_logs(std::size_t most);
+  std::vector<io::LatencyLog> take_latency_logs();
+
   std::vector<Refusal> refusals() const;
 
   // Finishes what was submitted and joins the lanes. Idempotent; a second caller waits for the first.

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "io/engine_core.h"
 #include "io/lane/work_queue.h"
 #include "support/engines.h"
 #include "support/temp_directory.h"
@@ -155,6 +156,44 @@ TEST_P(EngineTest, StatsCountBytesByIoPath) {
   EXPECT_EQ(stats.write_latency.count() + stats.read_latency.count(), stats.transfers);
   const bool direct = GetParam() != BackendKind::memory && engine.explain(directory_.path())->direct;
   EXPECT_EQ(stats.bytes_direct, direct ? 2 * kMiB + 4096 : 0);
+}
+
+TEST_P(EngineTest, LatencyLogsHoldEveryTransferWhileTheyAreKept) {
+  const Engine engine = make_engine();
+  const File file = File::open(engine, directory_.file("a"), {.mode = Mode::write}).value();
+  TestMemory memory(2 * kMiB);
+  ASSERT_TRUE(file.async_pwrite(memory.view(), 0).result());
+  engine.core()->start_latency_logs(1000);
+  const EngineStats before = engine.stats();
+  ASSERT_TRUE(file.async_pwrite(memory.view(), 0).result());
+  const EngineStats after = engine.stats();
+  std::uint64_t bytes = 0;
+  std::uint64_t count = 0;
+  for (const io::LatencyLog& log : engine.core()->take_latency_logs()) {
+    EXPECT_EQ(log.dropped(), 0U);
+    count += log.count();
+    for (const auto& piece : log.pieces()) {
+      for (const io::LatencyRecord& record : piece) {
+        EXPECT_EQ(record.op, Op::write);
+        EXPECT_LE(record.offset + record.bytes, 2 * kMiB);
+        EXPECT_GT(record.submitted_ns, 0U);
+        bytes += record.bytes;
+      }
+    }
+  }
+  EXPECT_EQ(count, after.transfers - before.transfers);
+  EXPECT_EQ(bytes, 2 * kMiB);
+
+  ASSERT_TRUE(file.async_pwrite(memory.view(), 0).result());
+  for (const io::LatencyLog& log : engine.core()->take_latency_logs()) EXPECT_EQ(log.count(), 0U);
+}
+
+TEST(LatencyLog, KeepsNoMoreThanItsLimit) {
+  io::LatencyLog log(20'000);
+  for (std::uint64_t each = 0; each < 20'003; ++each) log.add({.took_ns = each});
+  EXPECT_EQ(log.count(), 20'000U);
+  EXPECT_EQ(log.dropped(), 3U);
+  EXPECT_EQ(log.pieces().back().back().took_ns, 19'999U);
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, EngineTest, testing::ValuesIn(test::all_backends()), test::backend_name);

@@ -6,7 +6,7 @@ from typing import Any
 from trunkline._errors import Unsupported
 from trunkline.workload._spec_error import SpecError
 
-MISSING_YAML = "workload files require the package PyYAML: pip install 'trunkline[workload]'"
+MISSING_YAML = "workload files require the package PyYAML: pip install pyyaml"
 
 
 @dataclass

@@ -7,11 +7,13 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <system_error>
 #include <utility>
 
 #include "base/creation_error.h"
+#include "cli/bench/bench_diff_command.h"
 #include "cli/bench/bench_json.h"
 #include "cli/bench/bench_run.h"
 #include "cli/bench/bench_table.h"
@@ -33,11 +35,24 @@ struct Arguments {
   std::string write_modes = "fresh,preallocated,overwrite", compare, report;
 };
 
-template <class Value>
-bool take(Result<Value> parsed, Value& target, Status& status) {
+template <class Value, class Target>
+bool take(Result<Value> parsed, Target& target, Status& status) {
   if (parsed) target = std::move(*parsed);
   if (!parsed && status) status = std::unexpected(parsed.error());
   return parsed.has_value();
+}
+
+// What gdsio has no counterpart for, or a different one.
+Status check_gdsio(const BenchOptions& options) {
+  const auto lacks = [](std::string_view what) {
+    return std::unexpected(make_error(ErrorKind::invalid_argument,
+                                      fmt::format("--compare gdsio: gdsio {}; use --compare fio", what)));
+  };
+  if (options.mix) return lacks("does not mix reads and writes as --mix does");
+  if (options.least_block_bytes) return lacks("does not choose block sizes from a range at random");
+  if (options.direct == Direct::never) return lacks("always uses O_DIRECT");
+  if (options.paths.size() > 1 || options.files > 1) return lacks("is compared on one file only");
+  return {};
 }
 
 Result<BenchOptions> interpret(const Arguments& arguments) {
@@ -46,29 +61,36 @@ Result<BenchOptions> interpret(const Arguments& arguments) {
   if (!arguments.report.empty()) {
     return std::unexpected(
         make_error(ErrorKind::unsupported,
-                   "--report needs the Python package, which installs a trunkline command of its own: "
-                   "pip install 'trunkline[report]'"));
+                   "--report needs the Python package with matplotlib; run the trunkline command that the "
+                   "package installs"));
   }
   std::uint64_t size_bytes = 0;
   if (!arguments.size.empty() && take(parse_size_bytes(arguments.size), size_bytes, status)) {
     options.size_bytes = size_bytes;
   }
-  take(parse_block_bytes(arguments.block), options.block_bytes, status);
+  BlockRange blocks;
+  if (take(parse_block_range(arguments.block), blocks, status)) {
+    options.block_bytes = blocks.most_bytes;
+    if (blocks.least_bytes < blocks.most_bytes) options.least_block_bytes = blocks.least_bytes;
+  }
   take(parse_bench_backend(arguments.backend), options.backend, status);
   if (!arguments.duration.empty()) take(parse_duration(arguments.duration), options.duration_s, status);
   take(parse_memory(arguments.memory), options.memory, status);
   take(parse_direct(arguments.direct), options.direct, status);
   take(parse_write_modes(arguments.write_modes), options.write_modes, status);
   take(parse_device(arguments.device), options.cuda, status);
-  if (status && !arguments.compare.empty()) status = check_peers(arguments.compare);
-  options.compare_fio = !arguments.compare.empty();
+  Peers peers;
+  if (!arguments.compare.empty()) take(parse_peers(arguments.compare), peers, status);
+  options.compare_fio = peers.fio;
+  options.compare_gdsio = peers.gdsio;
+  if (status && peers.gdsio) status = check_gdsio(options);
   if (!status) return std::unexpected(status.error());
   return options;
 }
 
 // Decides what the options leave open, by what the paths are.
 Result<BenchFiles> settle(BenchOptions& options) {
-  const bool is_selected = options.read || options.write;
+  const bool is_selected = options.read || options.writes();
   auto files = BenchFiles::find(options);
   if (!files) return files;
   if (!is_selected) options.read = options.write = true;
@@ -76,10 +98,11 @@ Result<BenchFiles> settle(BenchOptions& options) {
   const std::uint64_t first = files->all().front().bytes;
   const bool equal =
       std::ranges::all_of(files->all(), [&](const BenchFile& file) { return file.bytes == first; });
-  if (options.compare_fio && (!equal || first < options.block_bytes)) {
+  const bool compares = options.compare_fio || options.compare_gdsio;
+  if (compares && (!equal || first < options.block_bytes)) {
     return std::unexpected(
         make_error(ErrorKind::invalid_argument,
-                   "--compare fio requires files of one size, of at least one block; pass --size"));
+                   "--compare requires files of one size, of at least one block; pass --size"));
   }
   return files;
 }
@@ -112,9 +135,10 @@ int present(const BenchOptions& options, BenchResults& results) {
   return std::cout ? kExitOk : kExitFailed;
 }
 
-// Whether results or a trace would replace a file that is measured.
+// Whether results, a trace or a log would replace a file that is measured.
 Status check_outputs(const BenchOptions& options) {
-  for (const auto& [option, output] : {std::pair("--output", options.output), {"--trace", options.trace}}) {
+  for (const auto& [option, output] :
+       {std::pair("--output", options.output), {"--trace", options.trace}, {"--log", options.log}}) {
     for (const std::string& path : options.paths) {
       std::error_code ignored;
       if (output.empty() || !std::filesystem::equivalent(output, path, ignored)) continue;
@@ -124,6 +148,31 @@ Status check_outputs(const BenchOptions& options) {
     }
   }
   return {};
+}
+
+Result<BenchExtras> prepare_extras(const BenchOptions& options) {
+  BenchExtras extras;
+  Status status;
+  if (options.compare_fio) take(FioPeer::find(), extras.fio, status);
+  if (options.compare_gdsio) take(GdsioPeer::find(), extras.gdsio, status);
+  if (status && !options.log.empty()) take(LatencyFile::create(options.log), extras.log, status);
+  if (!status) return std::unexpected(status.error());
+  return extras;
+}
+
+Result<BenchResults> measure(const BenchOptions& options, const Engine& engine, BenchFiles& files,
+                             BenchExtras& extras) {
+  Progress progress(std::cerr, ::isatty(STDERR_FILENO) == 1);
+  auto results = BenchRun(options, engine, files, progress, extras).run();
+  // Also of what failed or was interrupted: it may show why.
+  const Result<TraceSummary> traced = options.trace.empty() ? TraceSummary{} : stop_trace();
+  if (!results) return results;
+  if (!traced) return std::unexpected(traced.error());
+  if (options.keep) {
+    files.keep();
+    for (const BenchFile& file : files.all()) progress.note("kept " + file.path);
+  }
+  return results;
 }
 
 int run(const Arguments& arguments) {
@@ -138,12 +187,8 @@ int run(const Arguments& arguments) {
     return report_failure(creation_error(errno, "open --output " + options.output, options.output, directory),
                           options, true);
   }
-  std::optional<FioPeer> fio;
-  if (options.compare_fio) {
-    auto found = FioPeer::find();
-    if (!found) return report_failure(found.error(), options, true);
-    fio = std::move(*found);
-  }
+  auto extras = prepare_extras(options);
+  if (!extras) return report_failure(extras.error(), options, true);
   auto engine = Engine::create({.backend = options.backend,
                                 .lanes = options.lanes,
                                 .queue_depth = options.queue_depth,
@@ -156,16 +201,8 @@ int run(const Arguments& arguments) {
     if (auto started = start_trace(options.trace); !started)
       return report_failure(started.error(), options, true);
   }
-  Progress progress(std::cerr, ::isatty(STDERR_FILENO) == 1);
-  auto results = BenchRun(options, *engine, *files, progress, fio ? &*fio : nullptr).run();
-  // Also of what failed or was interrupted: it may show why.
-  const Result<TraceSummary> traced = options.trace.empty() ? TraceSummary{} : stop_trace();
+  auto results = measure(options, *engine, *files, *extras);
   if (!results) return report_failure(results.error(), options, false);
-  if (!traced) return report_failure(traced.error(), options, false);
-  if (options.keep) {
-    files->keep();
-    for (const BenchFile& file : files->all()) progress.note("kept " + file.path);
-  }
   return present(options, *results);
 }
 
@@ -174,8 +211,7 @@ void add_options(CLI::App& command, Arguments& arguments) {
   command
       .add_option("PATH", options.paths,
                   "Directories to create files in, or existing files, which are only read")
-      ->type_name("")
-      ->required();
+      ->type_name("");
   // So that a script can append options to a command line that already sets them.
   command.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   command.add_flag("--read", options.read,
@@ -183,7 +219,16 @@ void add_options(CLI::App& command, Arguments& arguments) {
   command.add_flag("--write", options.write, "Measure writing");
   command.add_option("--size", arguments.size, "Size of each file, rounded up to whole blocks [1GB]")
       ->type_name("SIZE");
-  command.add_option("--block-bytes,--block", arguments.block, "Size of a transfer, a multiple of 4096")
+  command
+      .add_option("--mix", options.mix,
+                  "Measure reads and writes together: N% of the transfers read, the others overwrite")
+      ->check(whole_number(0, 100))
+      ->type_name("N");
+  command
+      .add_option(
+          "--block-bytes,--block", arguments.block,
+          "Size of a transfer, a multiple of 4096, or a range such as 4KiB-64KiB, from which the size of "
+          "each transfer is chosen at random")
       ->type_name("SIZE")
       ->capture_default_str();
   command
@@ -208,6 +253,11 @@ void add_options(CLI::App& command, Arguments& arguments) {
                   "the files]")
       ->type_name("TIME");
   command.add_flag("--random", options.random, "Blocks in random order, none twice in a pass");
+  command
+      .add_option("--seed", options.seed,
+                  "Repeat the same random order, sizes and mix as other runs with this number")
+      ->check(whole_number(0, std::numeric_limits<std::uint32_t>::max()))
+      ->type_name("N");
   command.add_option("--files", options.files, "Files in each directory")
       ->check(whole_number(1, 10'000))
       ->type_name("N")
@@ -235,8 +285,13 @@ void add_options(CLI::App& command, Arguments& arguments) {
       ->capture_default_str();
   command
       .add_option("--compare", arguments.compare,
-                  "Also run this program on the same files with the same parameters")
-      ->type_name("fio");
+                  "Also run these programs on the same files with the same parameters; gdsio: on one file")
+      ->type_name("fio|gdsio|fio,gdsio");
+  command
+      .add_option(
+          "--log", options.log,
+          "Write the latency of every transfer to this file, as CSV, and compute the percentiles from them")
+      ->type_name("FILE");
   command
       .add_option("--trace", options.trace,
                   "Record a trace for ui.perfetto.dev: of each thread, the last 65536 events")
@@ -245,7 +300,7 @@ void add_options(CLI::App& command, Arguments& arguments) {
       ->type_name("FILE");
   command
       .add_option("--report", arguments.report,
-                  "Draw the results as a page of HTML (needs the Python package with trunkline[report])")
+                  "Draw the results as a page of HTML (needs the Python package and matplotlib)")
       ->type_name("FILE");
   command.add_flag("--json", options.json, "Print one JSON document");
   command.add_flag("--keep", options.keep, "Keep the files; those created for reading can be verified later");
@@ -257,7 +312,14 @@ void add_bench(CLI::App& app, std::function<int()>& chosen) {
   CLI::App* const command = app.add_subcommand("bench", "Measure reading and writing of files");
   const auto arguments = std::make_shared<Arguments>();
   add_options(*command, *arguments);
-  command->callback([arguments, &chosen] { chosen = [arguments] { return run(*arguments); }; });
+  add_bench_diff(*command, chosen);
+  command->callback([command, arguments, &chosen] {
+    const bool measures = command->get_subcommands().empty();
+    if (measures && arguments->options.paths.empty()) throw CLI::RequiredError("PATH");
+    if (!measures && !arguments->options.paths.empty())
+      throw CLI::ValidationError("PATH", "diff compares results; for a directory of that name write ./diff");
+    if (measures) chosen = [arguments] { return run(*arguments); };
+  });
 }
 
 }  // namespace trunkline::cli

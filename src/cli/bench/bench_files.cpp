@@ -43,10 +43,10 @@ std::string name_of_own_file(const std::string& directory, const std::string& ru
 }
 
 Result<BenchFile> existing_file(const BenchOptions& options, const std::string& path, std::uint64_t bytes) {
-  if (options.write) {
+  if (options.writes()) {
     return wrong(
-        fmt::format("--write: {} is an existing file, which bench only reads; give a directory to write in",
-                    path),
+        fmt::format("{}: {} is an existing file, which bench only reads; give a directory to write in",
+                    options.mix ? "--mix" : "--write", path),
         path);
   }
   if (bytes == 0) return wrong(fmt::format("{} is empty: nothing to read", path), path);

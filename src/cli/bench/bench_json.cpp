@@ -1,5 +1,6 @@
 #include "cli/bench/bench_json.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -24,11 +25,17 @@ double median_of(const std::vector<Run>& runs, Value value) {
 Json options_json(const BenchOptions& options) {
   Json modes = Json::array();
   for (const WriteMode mode : options.write_modes) modes.push_back(to_string(mode));
+  Json peers = Json::array();
+  if (options.compare_fio) peers.push_back("fio");
+  if (options.compare_gdsio) peers.push_back("gdsio");
   return {{"paths", options.paths},
           {"read", options.read},
           {"write", options.write},
           {"size_bytes", options.size_bytes ? Json(*options.size_bytes) : Json()},
           {"block_bytes", options.block_bytes},
+          {"least_block_bytes", options.least_block_bytes ? Json(*options.least_block_bytes) : Json()},
+          {"mix", options.mix ? Json(*options.mix) : Json()},
+          {"seed", options.seed ? Json(*options.seed) : Json()},
           {"queue_depth", options.queue_depth ? Json(*options.queue_depth) : Json()},
           {"lanes", options.lanes ? Json(*options.lanes) : Json()},
           {"engine", to_string(options.backend)},
@@ -41,24 +48,68 @@ Json options_json(const BenchOptions& options) {
           {"memory", to_string(options.memory)},
           {"direct", to_string(options.direct)},
           {"write_mode", modes},
-          {"compare", options.compare_fio ? Json::array({"fio"}) : Json::array()},
+          {"compare", peers},
+          {"log", options.log.empty() ? Json() : Json(options.log)},
           {"keep", options.keep}};
 }
 
+constexpr std::array<std::pair<const char*, double>, 6> kPercentiles{
+    {{"p50", 50}, {"p90", 90}, {"p95", 95}, {"p99", 99}, {"p99.9", 99.9}, {"max", 100}}};
+
 Json latency_json(const LatencyHistogram& histogram) {
-  Json result{{"count", histogram.count()}, {"mean", histogram.mean_ns() / 1e3}};
-  constexpr std::array<std::pair<const char*, double>, 6> kPercentiles{
-      {{"p50", 50}, {"p90", 90}, {"p95", 95}, {"p99", 99}, {"p99.9", 99.9}, {"max", 100}}};
-  for (const auto& [name, percent] : kPercentiles) {
+  Json result{{"count", histogram.count()}, {"mean", histogram.mean_ns() / 1e3}, {"exact", false}};
+  for (const auto& [name, percent] : kPercentiles)
     result[name] = static_cast<double>(histogram.percentile(percent)) / 1e3;
-  }
   return result;
+}
+
+// Of every transfer, which --log keeps.
+Json latency_json(const std::vector<std::uint64_t>& sorted) {
+  double sum = 0;
+  for (const std::uint64_t each : sorted) sum += static_cast<double>(each);
+  Json result{{"count", sorted.size()},
+              {"mean", ratio(sum, static_cast<double>(sorted.size())) / 1e3},
+              {"exact", true}};
+  for (const auto& [name, percent] : kPercentiles)
+    result[name] = static_cast<double>(exact_percentile(sorted, percent)) / 1e3;
+  return result;
+}
+
+Json latency_json(const CaseResult& result, const EngineStats& stats, bool reads, bool writes) {
+  if (result.latencies.reads.empty() && result.latencies.writes.empty()) {
+    LatencyHistogram sum;
+    if (reads) sum.add(stats.read_latency);
+    if (writes) sum.add(stats.write_latency);
+    return latency_json(sum);
+  }
+  std::vector<std::uint64_t> sorted;
+  if (reads) sorted = result.latencies.reads;
+  if (writes) sorted.insert(sorted.end(), result.latencies.writes.begin(), result.latencies.writes.end());
+  std::ranges::sort(sorted);
+  return latency_json(sorted);
+}
+
+// The reads, or the writes, of a mixed row.
+Json part_json(const CaseResult& result, const EngineStats& stats, bool reads) {
+  const auto per_second = [&](const Measurement& run) {
+    const std::uint64_t bytes = reads ? run.bytes_read : run.bytes - run.bytes_read;
+    return ratio(static_cast<double>(bytes), run.transfers.seconds);
+  };
+  const auto iops = [&](const Measurement& run) {
+    const EngineStats& counts = run.transfers.stats;
+    const auto& latency = reads ? counts.read_latency : counts.write_latency;
+    return ratio(static_cast<double>(latency.count()), run.transfers.seconds);
+  };
+  return {{"gb_s", median_of(result.runs, per_second) / kBytesPerGb},
+          {"iops", median_of(result.runs, iops)},
+          {"latency_us", latency_json(result, stats, reads, !reads)}};
 }
 
 Json run_json(const Measurement& run, bool writes, const BenchOptions& options) {
   Json result{{"bytes", run.bytes},
               {"seconds", run.transfers.seconds},
               {"gb_s", run.bytes_per_second() / kBytesPerGb},
+              {"iops", run.transfers_per_second()},
               {"cpu_s_per_gb", run.cpu_seconds_per_gb()}};
   if (writes) {
     result["sync_seconds"] = run.sync_seconds;
@@ -96,13 +147,44 @@ Json fio_json(const CaseResult& result) {
     runs.push_back(
         {{"bytes", run.bytes},
          {"gb_s", run.bytes_per_second / kBytesPerGb},
+         {"iops", run.transfers_per_second},
          {"cpu_s_per_gb", run.cpu_seconds_per_gb},
          {"latency_us",
           {{"mean", run.latency_us_mean}, {"p50", run.latency_us_p50}, {"p99", run.latency_us_p99}}}});
   }
-  return {{writes ? "gb_s_with_sync" : "gb_s", gb_s}, {"cpu_s_per_gb", cpu},
-          {"ratio_gb_s", ratio(ours_gb_s, gb_s)},     {"ratio_cpu_s_per_gb", ratio(ours_cpu, cpu)},
-          {"command", result.fio.front().command},    {"runs", runs}};
+  const double iops =
+      median_of(result.fio, [](const FioMeasurement& run) { return run.transfers_per_second; });
+  return {{writes ? "gb_s_with_sync" : "gb_s", gb_s},
+          {"iops", iops},
+          {"cpu_s_per_gb", cpu},
+          {"ratio_gb_s", ratio(ours_gb_s, gb_s)},
+          {"ratio_cpu_s_per_gb", ratio(ours_cpu, cpu)},
+          {"command", result.fio.front().command},
+          {"runs", runs}};
+}
+
+Json gdsio_json(const CaseResult& result) {
+  const double bytes_per_second =
+      median_of(result.gdsio, [](const GdsioMeasurement& run) { return run.bytes_per_second; });
+  const double ours = median_of(result.runs, [](const Measurement& run) { return run.bytes_per_second(); });
+  Json runs = Json::array();
+  for (const GdsioMeasurement& run : result.gdsio) {
+    runs.push_back({{"bytes", run.bytes},
+                    {"gb_s", run.bytes_per_second / kBytesPerGb},
+                    {"iops", run.transfers_per_second},
+                    {"latency_us", {{"mean", run.latency_us_mean}}}});
+  }
+  return {
+      {"gb_s", bytes_per_second / kBytesPerGb},
+      {"iops", median_of(result.gdsio, [](const GdsioMeasurement& run) { return run.transfers_per_second; })},
+      {"ratio_gb_s", ratio(ours, bytes_per_second)},
+      {"command", result.gdsio.front().command},
+      {"runs", runs}};
+}
+
+std::string_view operation_of(const Case& what) {
+  if (what.read_percent) return "mixed";
+  return what.writes() ? "write" : "read";
 }
 
 Json case_json(const CaseResult& result, const BenchOptions& options) {
@@ -113,14 +195,17 @@ Json case_json(const CaseResult& result, const BenchOptions& options) {
     accumulate(stats, run.transfers.stats);
     runs.push_back(run_json(run, writes, options));
   }
-  Json row{{"name", result.what.label()},
-           {"operation", writes ? "write" : "read"},
-           {"write_mode", writes ? Json(to_string(result.what.write_mode)) : Json()},
-           {"order", to_string(options.order())},
-           {"gb_s", median_of(result.runs, [](const Measurement& run) { return run.bytes_per_second(); }) /
-                        kBytesPerGb},
-           {"cpu_s_per_gb",
-            median_of(result.runs, [](const Measurement& run) { return run.cpu_seconds_per_gb(); })}};
+  Json row{
+      {"name", result.what.label()},
+      {"operation", operation_of(result.what)},
+      {"read_percent", result.what.read_percent ? Json(*result.what.read_percent) : Json()},
+      {"write_mode", writes ? Json(to_string(result.what.write_mode)) : Json()},
+      {"order", to_string(options.order())},
+      {"gb_s",
+       median_of(result.runs, [](const Measurement& run) { return run.bytes_per_second(); }) / kBytesPerGb},
+      {"iops", median_of(result.runs, [](const Measurement& run) { return run.transfers_per_second(); })},
+      {"cpu_s_per_gb",
+       median_of(result.runs, [](const Measurement& run) { return run.cpu_seconds_per_gb(); })}};
   if (writes) {
     row["gb_s_with_sync"] =
         median_of(result.runs, [](const Measurement& run) { return run.bytes_per_second_with_sync(); }) /
@@ -128,7 +213,11 @@ Json case_json(const CaseResult& result, const BenchOptions& options) {
     row["cpu_s_per_gb_with_sync"] =
         median_of(result.runs, [](const Measurement& run) { return run.cpu_seconds_per_gb_with_sync(); });
   }
-  row["latency_us"] = latency_json(writes ? stats.write_latency : stats.read_latency);
+  row["latency_us"] = latency_json(result, stats, result.what.reads(), writes);
+  if (result.what.read_percent) {
+    row["reads"] = part_json(result, stats, true);
+    row["writes"] = part_json(result, stats, false);
+  }
   row["bytes_by_path"] = {{"direct", stats.bytes_direct},
                           {"bounced", stats.bytes_bounced},
                           {"buffered", stats.bytes_buffered},
@@ -143,6 +232,7 @@ Json case_json(const CaseResult& result, const BenchOptions& options) {
   row["verified"] = result.verified;
   row["runs"] = runs;
   if (!result.fio.empty()) row["fio"] = fio_json(result);
+  if (!result.gdsio.empty()) row["gdsio"] = gdsio_json(result);
   return row;
 }
 
@@ -164,6 +254,7 @@ Json bench_json(const BenchOptions& options, const BenchResults& results) {
   for (const CaseResult& result : results.cases) document["results"].push_back(case_json(result, options));
   if (!results.fio_version.empty())
     document["fio"] = {{"version", results.fio_version}, {"terms", results.fio_terms}};
+  if (!results.gdsio_terms.empty()) document["gdsio"] = {{"terms", results.gdsio_terms}};
   return document;
 }
 

@@ -3,11 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <random>
 #include <thread>
 
+#include "cli/bench/bench_content.h"
 #include "cli/interrupt.h"
+#include "io/engine_core.h"
 #include "trunkline/device.h"
 
 namespace trunkline::cli {
@@ -26,15 +27,17 @@ Status unless_interrupted() {
 // ---------------------------------------------------------------------------------------------- whole run
 
 Result<BenchResults> BenchRun::run() {
-  seed_ = (std::uint64_t{std::random_device{}()} << 32) | std::random_device{}();
+  seed_ =
+      options_.seed ? *options_.seed : (std::uint64_t{std::random_device{}()} << 32) | std::random_device{}();
   BenchResults results;
   results.config = engine_.config();
-  if (fio_ != nullptr) results.fio_version = fio_->version();
+  if (extras_.fio) results.fio_version = extras_.fio->version();
   for (const Case& what : cases_of(options_)) results.cases.push_back({.what = what});
   Status status = files_.check_space();
   if (status) status = describe_paths(results);
   if (status) status = make_ring();
-  if (fio_ != nullptr) results.fio_terms = fio_terms(fio_job(results.cases.front().what));
+  if (extras_.fio) results.fio_terms = fio_terms(fio_job(results.cases.back().what));
+  if (extras_.gdsio) results.gdsio_terms = gdsio_terms(gdsio_job(results.cases.front().what));
   if (status && options_.verify) status = learn_patterns();
   for (unsigned repeat = 1; repeat <= options_.repeat; ++repeat) {
     for (CaseResult& result : results.cases) {
@@ -43,6 +46,10 @@ Result<BenchResults> BenchRun::run() {
   }
   progress_.end();
   if (!status) return std::unexpected(status.error());
+  for (CaseResult& result : results.cases) {
+    std::ranges::sort(result.latencies.reads);
+    std::ranges::sort(result.latencies.writes);
+  }
   return results;
 }
 
@@ -74,8 +81,10 @@ Status BenchRun::make_ring() {
   const std::uint64_t files = files_.all().size();
   std::uint64_t longest = 0;
   for (const BenchFile& file : files_.all()) longest = std::max(longest, file.bytes);
-  shape_ = options_.verify ? lap_shape(options_.order(), files, longest, limits)
-                           : ring_shape(options_.order(), files, limits);
+  // Blocks of various sizes, or of either operation, are requests of their own, as in random order.
+  const bool apart = options_.least_block_bytes || options_.mix;
+  const Order order = apart ? Order::random : options_.order();
+  shape_ = options_.verify ? lap_shape(order, files, longest, limits) : ring_shape(order, files, limits);
   Device* device = nullptr;
   if (options_.cuda) {
     auto opened = cuda_device(*options_.cuda);
@@ -92,15 +101,14 @@ Status BenchRun::run_case(unsigned repeat, CaseResult& result) {
   const std::string label = fmt::format("{} {}/{}", result.what.label(), repeat, options_.repeat);
   auto measurement = measure(result.what, label);
   if (!measurement) return std::unexpected(measurement.error());
+  if (extras_.log) {
+    const auto logs = std::exchange(measurement->logs, {});
+    if (auto logged = extras_.log->add(result.what.label(), repeat, logs, result.latencies); !logged)
+      return logged;
+  }
   result.runs.push_back(std::move(*measurement));
   result.verified = options_.verify;
-  if (fio_ == nullptr) return {};
-  if (auto status = prepare(result.what); !status) return status;
-  progress_.begin("fio " + label, 0, 0, Clock::now());
-  auto fio = run_fio(result.what);
-  if (!fio) return std::unexpected(fio.error());
-  result.fio.push_back(std::move(*fio));
-  return unless_interrupted();
+  return run_peers(label, result);
 }
 
 FioJob BenchRun::fio_job(const Case& what) const {
@@ -110,24 +118,56 @@ FioJob BenchRun::fio_job(const Case& what) const {
              .files = {},
              .file_bytes = files_.all().front().bytes,
              .block_bytes = options_.block_bytes,
+             .least_block_bytes = options_.least_block_bytes.value_or(options_.block_bytes),
              .backend = config.backend,
              .lanes = config.lanes,
              .queue_depth = config.queue_depth,
              .direct = direct_,
              .huge_pages = options_.memory == MemoryKind::aligned,
-             .duration_s = options_.duration_s};
+             .duration_s = by_duration(what) ? options_.duration_s : 0,
+             .seed = options_.seed};
   for (const BenchFile& file : files_.all()) job.files.push_back(file.path);
   return job;
 }
 
-Result<FioMeasurement> BenchRun::run_fio(const Case& what) {
-  auto measurement = fio_->measure(fio_job(what));
+GdsioJob BenchRun::gdsio_job(const Case& what) const {
+  const EngineConfig& config = engine_.config();
+  return {.what = what,
+          .order = options_.order(),
+          .file = files_.all().front().path,
+          .file_bytes = files_.all().front().bytes,
+          .block_bytes = options_.block_bytes,
+          .in_flight = config.lanes * config.queue_depth,
+          .cuda = options_.cuda,
+          .duration_s = by_duration(what) ? options_.duration_s : 0};
+}
+
+template <class Peer, class Job>
+auto BenchRun::run_peer(const Peer& peer, const Case& what, const std::string& label, const Job& job) {
+  using Measured = decltype(peer.measure(job));
+  if (auto status = prepare(what); !status) return Measured(std::unexpected(status.error()));
+  progress_.begin(label, 0, 0, Clock::now());
+  auto measurement = peer.measure(job);
   for (BenchFile& file : files_.all()) {
-    if (what.op != Op::write) break;
+    if (!what.writes()) break;
     file.pattern.reset();
     file.complete = true;
   }
   return measurement;
+}
+
+Status BenchRun::run_peers(const std::string& label, CaseResult& result) {
+  if (extras_.fio) {
+    auto fio = run_peer(*extras_.fio, result.what, "fio " + label, fio_job(result.what));
+    if (!fio) return std::unexpected(fio.error());
+    result.fio.push_back(std::move(*fio));
+  }
+  if (extras_.gdsio) {
+    auto gdsio = run_peer(*extras_.gdsio, result.what, "gdsio " + label, gdsio_job(result.what));
+    if (!gdsio) return std::unexpected(gdsio.error());
+    result.gdsio.push_back(std::move(*gdsio));
+  }
+  return unless_interrupted();
 }
 
 // ---------------------------------------------------------------------------------------------- preparation
@@ -136,12 +176,12 @@ Status BenchRun::prepare(const Case& what) {
   const bool whole = what.op == Op::read || what.write_mode == WriteMode::overwrite;
   if (whole) {
     const bool ready = std::ranges::all_of(files_.all(), [&](const BenchFile& file) {
-      return file.complete && (what.op != Op::read || !options_.verify || file.pattern);
+      return file.complete && (!what.reads() || !options_.verify || file.pattern);
     });
     if (!ready) {
       if (auto status = lay_out(); !status) return status;
     }
-    return what.op == Op::read ? drop_page_cache() : Status{};
+    return what.reads() ? drop_page_cache() : Status{};
   }
   for (BenchFile& file : files_.all()) {
     auto status = BenchFiles::remove(file);
@@ -160,8 +200,8 @@ Status BenchRun::lay_out() {
   auto files = open(Mode::read_write);
   if (!files) return std::unexpected(files.error());
   ++seed_;
-  auto order = schedules(false);
-  TransferWork work{.op = Op::write, .files = *files, .schedules = order, .content = made_content()};
+  auto order = schedules({.op = Op::write}, false);
+  TransferWork work{.op = Op::write, .files = *files, .schedules = order, .content = made_content(seed_)};
   work.on_progress = shown("writing files", 0);
   if (auto moved = ring_->run(work); !moved) return std::unexpected(moved.error());
   Measurement unused;
@@ -221,23 +261,32 @@ Result<std::vector<File>> BenchRun::open(Mode mode) const {
   return files;
 }
 
-std::vector<Schedule> BenchRun::schedules(bool endless) {
+std::vector<Schedule> BenchRun::schedules(const Case& what, bool endless) const {
   std::vector<Schedule> result;
   for (const BenchFile& file : files_.all()) {
-    result.emplace_back(file.bytes, shape_.piece_bytes, options_.order(), seed_ + result.size(), endless);
+    Schedule& schedule =
+        result.emplace_back(file.bytes, shape_.piece_bytes, options_.order(), seed_ + result.size(), endless);
+    if (options_.least_block_bytes) schedule.vary_sizes(*options_.least_block_bytes);
+    if (what.read_percent) schedule.mix(*what.read_percent);
   }
   return result;
 }
 
-// Writing a new file again would overwrite it, so only these rows can run for a given time.
+// Writing a new file again would overwrite it, and what was read and written in several mixed passes could
+// not be verified, so only the other rows can run for a given time.
 bool BenchRun::by_duration(const Case& what) const {
-  return options_.duration_s > 0 && (what.op == Op::read || what.write_mode == WriteMode::overwrite);
+  const bool repeatable = what.op == Op::read || what.write_mode == WriteMode::overwrite;
+  return options_.duration_s > 0 && repeatable && !(what.read_percent && options_.verify);
 }
 
 // Whether passes may follow each other without a pause: nothing is checked, and no page cache would serve the
 // second pass.
 bool BenchRun::endless(const Case& what) const {
-  return by_duration(what) && !options_.verify && (direct_ || what.op == Op::write);
+  return by_duration(what) && !options_.verify && (direct_ || !what.reads());
+}
+
+void BenchRun::start_log() const {
+  if (extras_.log) engine_.core()->start_latency_logs(LatencyFile::most_transfers() / engine_.config().lanes);
 }
 
 Result<Measurement> BenchRun::measure(const Case& what, const std::string& label) {
@@ -248,20 +297,22 @@ Result<Measurement> BenchRun::measure(const Case& what, const std::string& label
   Measurement measurement;
   measurement.paths.resize(options_.paths.size());
   Meter meter(engine_);
+  start_log();
   Status status;
   bool again = false;
   do {
-    if (again && what.op == Op::read) status = drop_page_cache();
+    if (again && what.reads()) status = drop_page_cache();
     if (status) status = pass(what, *files, label, meter, measurement);
     again = status && by_duration(what) && !endless(what) && meter.usage().seconds < options_.duration_s;
   } while (again);
   measurement.transfers = meter.usage();
-  if (status && what.op == Op::write) status = sync(*files, measurement);
+  if (extras_.log) measurement.logs = engine_.core()->take_latency_logs();
+  if (status && what.writes()) status = sync(*files, measurement);
   for (const File& file : *files) {
     auto closed = file.close();
     if (status) status = closed;
   }
-  if (status && what.op == Op::write && options_.verify) status = check_written(label);
+  if (status && what.writes() && options_.verify) status = check_written(what, label);
   if (!status) return std::unexpected(status.error());
   return measurement;
 }
@@ -270,22 +321,24 @@ Result<Measurement> BenchRun::measure(const Case& what, const std::string& label
 Status BenchRun::pass(const Case& what, std::span<const File> files, const std::string& label, Meter& meter,
                       Measurement& measurement) {
   ++seed_;
-  auto order = schedules(endless(what));
+  auto order = schedules(what, endless(what));
   TransferWork work{
       .op = what.op, .files = files, .schedules = order, .content_apart = options_.verify, .meter = &meter};
-  if (options_.verify) work.content = what.op == Op::read ? checked_content() : made_content();
+  if (options_.verify) work.content = content_of(what);
   if (endless(what)) work.duration_s = options_.duration_s;
   work.on_progress = shown(label, endless(what) ? options_.duration_s : 0);
   auto moved = ring_->run(work);
   if (!moved) return std::unexpected(moved.error());
   measurement.bytes += moved->bytes;
+  measurement.bytes_read += moved->bytes_read;
   std::vector<double> path_seconds(measurement.paths.size());
   for (std::size_t index = 0; index < files.size(); ++index) {
     BenchFile& file = files_.all()[index];
     measurement.paths[file.target].bytes += moved->file_bytes[index];
     path_seconds[file.target] = std::max(path_seconds[file.target], moved->file_seconds[index]);
-    if (what.op != Op::write) continue;
+    if (!what.writes()) continue;
     file.complete = true;
+    if (options_.verify && what.read_percent) continue;  // check_written() still needs the former pattern
     file.pattern.reset();
     if (options_.verify) file.pattern = Pattern{.seed = seed_, .file = index};
   }
@@ -318,44 +371,36 @@ Status BenchRun::sync(std::span<const File> files, Measurement& measurement) con
   return {};
 }
 
-// Reads back from the device what was written.
-Status BenchRun::check_written(const std::string& label) {
+// Reads back from the device what was written, and of mixed passes what was not.
+Status BenchRun::check_written(const Case& what, const std::string& label) {
   if (auto status = drop_page_cache(); !status) return status;
   auto files = open(Mode::read);
   if (!files) return std::unexpected(files.error());
-  auto order = schedules(false);
-  TransferWork work{.op = Op::read, .files = *files, .schedules = order, .content = checked_content()};
+  auto order = schedules({.op = Op::read}, false);
+  TransferWork work{
+      .op = Op::read, .files = *files, .schedules = order, .content = content_of({.op = Op::read})};
+  if (what.read_percent) {
+    work.content = checked_content(
+        files_.all(), [this, percent = *what.read_percent](std::size_t file, const Piece& piece) {
+          const bool was_read = mixed_op(percent, seed_ + file, piece.offset) == Op::read;
+          return was_read ? *files_.all()[file].pattern : Pattern{.seed = seed_, .file = file};
+        });
+  }
   work.on_progress = shown(label + ", reading back", 0);
   auto moved = ring_->run(work);
+  for (BenchFile& file : files_.all()) {
+    if (what.read_percent) file.pattern.reset();  // two of them
+  }
   if (!moved) return std::unexpected(moved.error());
   return {};
 }
 
-Content BenchRun::made_content() const {
-  return {.make =
-              [seed = seed_](std::size_t file, const Piece& piece, std::span<std::byte> bytes) {
-                fill_pattern({.seed = seed, .file = file}, piece.offset, bytes);
-              },
-          .check = {}};
-}
-
-// Memory is overwritten first, so that a read that moves nothing cannot pass because of earlier contents.
-Content BenchRun::checked_content() const {
-  Content content;
-  content.check = [this](std::size_t index, const Piece& piece, std::span<const std::byte> bytes) -> Status {
-    const BenchFile& file = files_.all()[index];
-    const auto wrong = first_wrong_byte(*file.pattern, piece.offset, bytes);
-    if (!wrong) return {};
-    return std::unexpected(
-        make_error(ErrorKind::corrupt,
-                   fmt::format("verifying {}: the byte at offset {} is wrong (in the {} bytes read at {})",
-                               file.path, *wrong, piece.bytes, piece.offset),
-                   file.path));
-  };
-  content.make = [](std::size_t, const Piece&, std::span<std::byte> bytes) {
-    std::memset(bytes.data(), 0x5a, bytes.size());
-  };
-  return content;
+Content BenchRun::content_of(const Case& what) const {
+  Content read = checked_content(
+      files_.all(), [this](std::size_t file, const Piece&) { return *files_.all()[file].pattern; });
+  if (what.op == Op::read) return read;
+  Content written = made_content(seed_);
+  return what.read_percent ? mixed_content(std::move(written), std::move(read)) : written;
 }
 
 std::function<void(std::uint64_t)> BenchRun::shown(const std::string& label, double duration_s) {

@@ -8,6 +8,8 @@
 
 #include "cli/bench/bench_files.h"
 #include "cli/bench/fio_peer.h"
+#include "cli/bench/gdsio_peer.h"
+#include "cli/bench/latency_file.h"
 #include "cli/bench/measurement.h"
 #include "cli/bench/options.h"
 #include "cli/bench/transfer_ring.h"
@@ -15,12 +17,19 @@
 
 namespace trunkline::cli {
 
+// What is run or written besides the measurements themselves.
+struct BenchExtras {
+  std::optional<FioPeer> fio{};
+  std::optional<GdsioPeer> gdsio{};
+  std::optional<LatencyFile> log{};
+};
+
 class BenchRun {
  public:
-  // All arguments must outlive the run. `fio`: nullptr without a peer.
+  // All arguments must outlive the run.
   BenchRun(const BenchOptions& options, const Engine& engine, BenchFiles& files, Progress& progress,
-           const FioPeer* fio)
-      : options_(options), engine_(engine), files_(files), progress_(progress), fio_(fio) {}
+           BenchExtras& extras)
+      : options_(options), engine_(engine), files_(files), progress_(progress), extras_(extras) {}
 
   // Each repetition covers all rows, and fio runs right after us in each row, so that a drift of the machine
   // affects all alike. `corrupt` names file and offset of the first wrong byte.
@@ -31,7 +40,10 @@ class BenchRun {
   Status make_ring();
   Status run_case(unsigned repeat, CaseResult& result);
   FioJob fio_job(const Case& what) const;
-  Result<FioMeasurement> run_fio(const Case& what);
+  GdsioJob gdsio_job(const Case& what) const;
+  Status run_peers(const std::string& label, CaseResult& result);
+  template <class Peer, class Job>
+  auto run_peer(const Peer& peer, const Case& what, const std::string& label, const Job& job);
 
   // Establishes what a row requires before it is measured.
   Status prepare(const Case& what);
@@ -40,15 +52,15 @@ class BenchRun {
   Status drop_page_cache();
 
   Result<std::vector<File>> open(Mode mode) const;
-  std::vector<Schedule> schedules(bool endless);
+  std::vector<Schedule> schedules(const Case& what, bool endless) const;
   Result<Measurement> measure(const Case& what, const std::string& label);
   Status pass(const Case& what, std::span<const File> files, const std::string& label, Meter& meter,
               Measurement& measurement);
   Status sync(std::span<const File> files, Measurement& measurement) const;
-  Status check_written(const std::string& label);
+  Status check_written(const Case& what, const std::string& label);
 
-  Content made_content() const;
-  Content checked_content() const;
+  void start_log() const;
+  Content content_of(const Case& what) const;
   std::function<void(std::uint64_t)> shown(const std::string& label, double duration_s);
   bool by_duration(const Case& what) const;
   bool endless(const Case& what) const;
@@ -57,7 +69,7 @@ class BenchRun {
   const Engine& engine_;
   BenchFiles& files_;
   Progress& progress_;
-  const FioPeer* fio_;
+  BenchExtras& extras_;
   std::unique_ptr<TransferRing> ring_;
   RingShape shape_;
   bool direct_ = false;     // all paths support direct I/O

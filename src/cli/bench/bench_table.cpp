@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 #include <vector>
 
 #include "cli/text_table.h"
@@ -27,15 +28,21 @@ std::string number(const Json& row, const char* name, int digits) {
   return row.contains(name) ? fmt::format("{:.{}f}", row[name].get<double>(), digits) : "";
 }
 
+// "1 MiB", or "4 KiB to 64 KiB"
+std::string block_sizes(const Json& document) {
+  const Json& least = document["options"]["least_block_bytes"];
+  const std::string most = format_size(document["engine"]["block_bytes"].get<std::uint64_t>());
+  return least.is_null() ? most : fmt::format("{} to {}", format_size(least.get<std::uint64_t>()), most);
+}
+
 std::string header(const Json& document) {
   const Json& engine = document["engine"];
   const Json& options = document["options"];
   std::string result = fmt::format(
       "{}, {} lane{}, queue depth {}, {} blocks, {}, {} memory{}, median of {}\n", text(engine["backend"]),
       engine["lanes"].get<unsigned>(), engine["lanes"] == 1 ? "" : "s", engine["queue_depth"].get<unsigned>(),
-      format_size(engine["block_bytes"].get<std::uint64_t>()), text(options["order"]),
-      text(options["memory"]), options["device"] == "cpu" ? "" : " of " + text(options["device"]),
-      options["repeat"].get<unsigned>());
+      block_sizes(document), text(options["order"]), text(options["memory"]),
+      options["device"] == "cpu" ? "" : " of " + text(options["device"]), options["repeat"].get<unsigned>());
   for (const Json& path : document["paths"]) {
     const Json& explain = path["explain"];
     const bool as_asked = options["direct"] != "auto";
@@ -91,34 +98,54 @@ std::string per_path(const Json& document) {
   return fmt::format("\nGB/s of each path, first run\n{}", table.render());
 }
 
+// The columns up to the I/O path; empty where the row does not have them.
+std::vector<std::string> line_of(std::string name, const Json& row) {
+  std::vector<std::string> line{std::move(name), number(row, "gb_s", 2), number(row, "gb_s_with_sync", 2),
+                                number(row, "iops", 0), number(row, "cpu_s_per_gb", 3)};
+  for (const char* percentile : {"p50", "p99", "p99.9", "max"})
+    line.push_back(duration(row["latency_us"][percentile].get<double>()));
+  return line;
+}
+
+void append_fio(std::vector<std::string>& line, const Json& fio) {
+  line.push_back(number(fio, fio.contains("gb_s") ? "gb_s" : "gb_s_with_sync", 2));
+  line.push_back(number(fio, "ratio_gb_s", 3));
+  line.push_back(number(fio, "iops", 0));
+  line.push_back(number(fio, "cpu_s_per_gb", 3));
+  line.push_back(number(fio, "ratio_cpu_s_per_gb", 2));
+}
+
 }  // namespace
 
 std::string bench_table(const Json& document) {
-  const bool compared = document.contains("fio");
-  std::vector<std::string> names{"",    "GB/s",  "with fsync", "CPU s/GB", "p50",
-                                 "p99", "p99.9", "max",        "I/O path"};
-  if (compared) names.insert(names.end(), {"fio GB/s", "ratio", "fio CPU s/GB", "ratio"});
+  const bool fio = document.contains("fio");
+  const bool gdsio = document.contains("gdsio");
+  std::vector<std::string> names{"",    "GB/s", "with fsync", "IOPS", "CPU s/GB",
+                                 "p50", "p99",  "p99.9",      "max",  "I/O path"};
+  if (fio) names.insert(names.end(), {"fio GB/s", "ratio", "fio IOPS", "fio CPU s/GB", "ratio"});
+  if (gdsio) names.insert(names.end(), {"gdsio GB/s", "ratio", "gdsio IOPS"});
   TextTable table(names);
   for (const Json& row : document["results"]) {
-    const Json& latency = row["latency_us"];
-    std::vector<std::string> line{text(row["name"]), number(row, "gb_s", 2), number(row, "gb_s_with_sync", 2),
-                                  number(row, "cpu_s_per_gb", 3)};
-    for (const char* name : {"p50", "p99", "p99.9", "max"})
-      line.push_back(duration(latency[name].get<double>()));
+    std::vector<std::string> line = line_of(text(row["name"]), row);
     line.push_back(io_paths(row));
-    if (row.contains("fio")) {
-      const Json& fio = row["fio"];
-      line.push_back(number(fio, fio.contains("gb_s") ? "gb_s" : "gb_s_with_sync", 2));
-      line.push_back(number(fio, "ratio_gb_s", 3));
-      line.push_back(number(fio, "cpu_s_per_gb", 3));
-      line.push_back(number(fio, "ratio_cpu_s_per_gb", 2));
+    if (row.contains("fio")) append_fio(line, row["fio"]);
+    if (row.contains("gdsio")) {
+      for (const auto& [name, digits] : {std::pair{"gb_s", 2}, {"ratio_gb_s", 3}, {"iops", 0}})
+        line.push_back(number(row["gdsio"], name, digits));
     }
     table.add(line);
+    for (const char* part : {"reads", "writes"}) {
+      if (!row.contains(part)) continue;
+      line = line_of(fmt::format("  {}", part), row[part]);
+      line.resize(names.size());
+      table.add(line);
+    }
   }
   std::string result = fmt::format("{}\n{}{}{}", header(document), table.render(), too_few_blocks(document),
                                    per_path(document));
-  if (compared)
+  if (fio)
     result += fmt::format("\n{}: {}\n", text(document["fio"]["version"]), text(document["fio"]["terms"]));
+  if (gdsio) result += fmt::format("\ngdsio: {}\n", text(document["gdsio"]["terms"]));
   if (document["options"]["verify"].get<bool>())
     result += "\nverified: every byte read and written is correct\n";
   return result;

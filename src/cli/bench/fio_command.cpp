@@ -46,6 +46,15 @@ InFlight in_flight(const FioJob& job) {
   return wanted;
 }
 
+std::string_view direction(const Case& what) {
+  if (what.read_percent) return "rw";
+  return what.writes() ? "write" : "read";
+}
+
+bool has_block_range(const FioJob& job) {
+  return job.least_block_bytes != 0 && job.least_block_bytes < job.block_bytes;
+}
+
 bool is_time_based(const FioJob& job) {
   return job.duration_s > 0 && (job.what.op == Op::read || job.what.write_mode == WriteMode::overwrite);
 }
@@ -53,7 +62,6 @@ bool is_time_based(const FioJob& job) {
 }  // namespace
 
 std::vector<std::string> fio_command(const FioJob& job) {
-  const bool reads = job.what.op == Op::read;
   const InFlight shared = in_flight(job);
   std::vector<std::string> command;
   // The buffers that fio allocates with malloc are scattered 4 KiB pages unless glibc uses huge ones; a
@@ -67,12 +75,18 @@ std::vector<std::string> fio_command(const FioJob& job) {
   };
   set("filename", file_list(job.files));
   set("ioengine", io_engine(job.backend));
-  set("rw", std::string(job.order == Order::random ? "rand" : "") + (reads ? "read" : "write"));
-  set("bs", job.block_bytes);
+  set("rw", fmt::format("{}{}", job.order == Order::random ? "rand" : "", direction(job.what)));
+  if (job.what.read_percent) set("rwmixread", *job.what.read_percent);
+  if (has_block_range(job)) {
+    set("bsrange", fmt::format("{}-{}", job.least_block_bytes, job.block_bytes));
+  } else {
+    set("bs", job.block_bytes);
+  }
+  if (job.seed) set("randseed", *job.seed);
   set("iodepth", shared.depth);
   set("direct", job.direct ? 1 : 0);
   set("scramble_buffers", 0);  // our memory does not change between transfers either
-  if (!reads) {
+  if (job.what.writes()) {
     set("end_fsync", 1);
     set("fallocate", "none");
     if (job.what.write_mode != WriteMode::fresh)
@@ -96,12 +110,19 @@ std::vector<std::string> fio_command(const FioJob& job) {
 
 std::string fio_terms(const FioJob& job) {
   const InFlight shared = in_flight(job);
+  std::string blocks = fmt::format("blocks of {} bytes", job.block_bytes);
+  if (has_block_range(job)) {
+    blocks = fmt::format("blocks of {} to {} bytes", job.least_block_bytes, job.block_bytes);
+    if (job.order == Order::random)
+      blocks += " (fio cuts a block short where the next one was already transferred in this pass)";
+  }
+  if (job.what.read_percent) blocks += fmt::format(", {}% of them read", *job.what.read_percent);
   return fmt::format(
-      "fio ran {} job{} (threads) with ioengine {}, iodepth {}, blocks of {} bytes, direct={}, page-aligned "
-      "memory{}. Its writes end with fsync, which its bandwidth includes, and are compared with ours with "
+      "fio ran {} job{} (threads) with ioengine {}, iodepth {}, {}, direct={}, page-aligned memory{}. Its "
+      "writes end with fsync, which its bandwidth includes, and are compared with ours with "
       "fsync. Its CPU time is that of its jobs, ours also contains the kernel's workers, which write new "
       "blocks for both.",
-      shared.jobs, shared.jobs == 1 ? "" : "s", io_engine(job.backend), shared.depth, job.block_bytes,
+      shared.jobs, shared.jobs == 1 ? "" : "s", io_engine(job.backend), shared.depth, blocks,
       job.direct ? 1 : 0, job.huge_pages ? " on transparent huge pages" : " on ordinary pages");
 }
 

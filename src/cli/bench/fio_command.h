@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,12 +18,14 @@ struct FioJob {
   std::vector<std::string> files;
   std::uint64_t file_bytes = 0;  // of each
   std::uint64_t block_bytes = 0;
+  std::uint64_t least_block_bytes = 0;  // less than that: sizes are chosen at random; 0: all blocks are alike
   BackendKind backend = BackendKind::io_uring;
   unsigned lanes = 1;
   unsigned queue_depth = 1;
   bool direct = true;
   bool huge_pages = true;  // memory on huge pages where available, like the engine's own memory
   double duration_s = 0;
+  std::optional<std::uint64_t> seed{};
 };
 
 // As many jobs as we have lanes, each with our queue depth, so that as many transfers are in flight; each has

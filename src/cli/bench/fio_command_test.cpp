@@ -87,6 +87,25 @@ TEST(FioCommand, TimeBasedOnlyWhereRepeatingIsTheSameWork) {
   EXPECT_FALSE(has(fio_command(job), "--time_based=1"));
 }
 
+TEST(FioCommand, MixesAndRangesAreFios) {
+  FioJob job = job_of(Op::write);
+  job.what.read_percent = 70;
+  job.least_block_bytes = 4096;
+  job.seed = 9;
+  auto command = fio_command(job);
+  for (const char* argument : {"--rw=rw", "--rwmixread=70", "--bsrange=4096-1048576", "--randseed=9",
+                               "--overwrite=1", "--end_fsync=1"}) {
+    EXPECT_TRUE(has(command, argument)) << argument;
+  }
+  EXPECT_FALSE(has(command, "--bs=1048576"));
+  EXPECT_NE(fio_terms(job).find("blocks of 4096 to 1048576 bytes, 70% of them read"), std::string::npos);
+  job.order = Order::random;
+  job.least_block_bytes = job.block_bytes;
+  command = fio_command(job);
+  EXPECT_TRUE(has(command, "--rw=randrw"));
+  EXPECT_TRUE(has(command, "--bs=1048576"));
+}
+
 TEST(FioCommand, ColonsInNamesAreEscaped) {
   FioJob job = job_of(Op::read);
   job.files = {"/data/a:b\\c"};

@@ -12,29 +12,35 @@ namespace {
 
 using Json = nlohmann::json;
 
-FioMeasurement total_of(const Json& jobs, const char* direction) {
+// Adds what `job` moved in one direction; latencies are still weighted. Returns for how long, in seconds.
+double add_direction(const Json& part, FioMeasurement& total, double& weights) {
+  total.bytes +=
+      part.at("io_bytes")
+          .get_ref<const std::uint64_t&>();  // get() would silently convert a value that does not fit
+  const Json& latency = part.at("clat_ns");
+  const double weight = part.at("total_ios").get<double>();
+  const Json percentiles = latency.value("percentile", Json::object());
+  weights += weight;
+  total.latency_us_mean += weight * latency.at("mean").get<double>() / 1e3;
+  total.latency_us_p50 += weight * percentiles.value("50.000000", 0.0) / 1e3;
+  total.latency_us_p99 += weight * percentiles.value("99.000000", 0.0) / 1e3;
+  return part.at("runtime").get<double>() / 1e3;
+}
+
+FioMeasurement total_of(const Json& jobs, const Case& what) {
   FioMeasurement total;
   double seconds = 0;
   double cpu_seconds = 0;
   double weights = 0;
   for (const Json& job : jobs) {
-    const Json& part = job.at(direction);
-    total.bytes +=
-        part.at("io_bytes")
-            .get_ref<const std::uint64_t&>();  // get() would silently convert a value that does not fit
-    seconds = std::max(seconds, part.at("runtime").get<double>() / 1e3);
+    if (what.reads()) seconds = std::max(seconds, add_direction(job.at("read"), total, weights));
+    if (what.writes()) seconds = std::max(seconds, add_direction(job.at("write"), total, weights));
     // usr_cpu and sys_cpu are percentages of job_runtime (fio's HOWTO, "Interpreting the output").
     const double cpu_percent = job.at("usr_cpu").get<double>() + job.at("sys_cpu").get<double>();
     cpu_seconds += cpu_percent / 100 * job.at("job_runtime").get<double>() / 1e3;
-    const Json& latency = part.at("clat_ns");
-    const double weight = part.at("total_ios").get<double>();
-    const Json percentiles = latency.value("percentile", Json::object());
-    weights += weight;
-    total.latency_us_mean += weight * latency.at("mean").get<double>() / 1e3;
-    total.latency_us_p50 += weight * percentiles.value("50.000000", 0.0) / 1e3;
-    total.latency_us_p99 += weight * percentiles.value("99.000000", 0.0) / 1e3;
   }
   total.bytes_per_second = ratio(static_cast<double>(total.bytes), seconds);
+  total.transfers_per_second = ratio(weights, seconds);
   total.cpu_seconds_per_gb = ratio(cpu_seconds, static_cast<double>(total.bytes) / 1e9);
   total.latency_us_mean = ratio(total.latency_us_mean, weights);
   total.latency_us_p50 = ratio(total.latency_us_p50, weights);
@@ -44,7 +50,7 @@ FioMeasurement total_of(const Json& jobs, const char* direction) {
 
 }  // namespace
 
-Result<FioMeasurement> parse_fio_output(std::string_view json, Op op) {
+Result<FioMeasurement> parse_fio_output(std::string_view json, const Case& what) {
   try {
     // Warnings may precede the document.
     const auto start = json.find('{');
@@ -60,7 +66,7 @@ Result<FioMeasurement> parse_fio_output(std::string_view json, Op op) {
             .path = {}});
       }
     }
-    return total_of(jobs, op == Op::read ? "read" : "write");
+    return total_of(jobs, what);
   } catch (const Json::exception& error) {
     return std::unexpected(make_error(
         ErrorKind::format, fmt::format("fio's output is not the JSON of fio 3: {}", error.what())));

@@ -29,7 +29,7 @@ Result<FioMeasurement> FioPeer::measure(const FioJob& job) const {
         ErrorKind::system, fmt::format("fio ended with status {}: {}\nrun it by hand: {}", finished->status,
                                        finished->errors, fmt::join(command, " "))));
   }
-  auto measurement = parse_fio_output(finished->output, job.what.op);
+  auto measurement = parse_fio_output(finished->output, job.what);
   if (measurement) measurement->command = command;
   return measurement;
 }

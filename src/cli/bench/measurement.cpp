@@ -1,10 +1,13 @@
 #include "cli/bench/measurement.h"
 
+#include <fmt/format.h>
+
 #include "cli/bench/statistics.h"
 
 namespace trunkline::cli {
 
 std::string Case::label() const {
+  if (read_percent) return fmt::format("mixed {}/{}", *read_percent, 100 - *read_percent);
   return op == Op::read ? "read" : "write " + std::string(to_string(write_mode));
 }
 
@@ -14,7 +17,12 @@ std::vector<Case> cases_of(const BenchOptions& options) {
   if (options.write) {
     for (const WriteMode mode : options.write_modes) cases.push_back({.op = Op::write, .write_mode = mode});
   }
+  if (options.mix) cases.push_back({.op = Op::write, .read_percent = options.mix});
   return cases;
+}
+
+double Measurement::transfers_per_second() const {
+  return ratio(static_cast<double>(transfers.stats.transfers), transfers.seconds);
 }
 
 double Measurement::bytes_per_second() const { return ratio(static_cast<double>(bytes), transfers.seconds); }

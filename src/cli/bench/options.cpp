@@ -28,6 +28,16 @@ std::vector<std::string_view> split(std::string_view list) {
   }
 }
 
+// A multiple of 4096, up to 1 GiB.
+Result<std::uint64_t> parse_block_bytes(std::string_view text) {
+  const auto bytes = parse_bytes(text);
+  if (!bytes) return wrong("--block-bytes: " + bytes.error().message);
+  if (*bytes == 0 || *bytes % kBlockUnit != 0 || *bytes > kGiB) {
+    return wrong(fmt::format("--block-bytes: must be a multiple of 4096 from 4 KiB to 1 GiB, not {}", text));
+  }
+  return *bytes;
+}
+
 }  // namespace
 
 std::string_view to_string(WriteMode mode) {
@@ -117,17 +127,16 @@ Result<BackendKind> parse_bench_backend(std::string_view text) {
   return *backend;
 }
 
-Status check_peers(std::string_view list) {
-  for (const std::string_view peer : split(list)) {
-    if (peer == "fio") continue;
-    if (peer == "gdsio") {
-      return wrong(
-          "--compare: gdsio cannot be run on the files of bench; benchmarks/gpu.py compares with it, and "
-          "--compare fio shows how fast the same disk reads to main memory");
-    }
-    return wrong(fmt::format("--compare: \"{}\" is not supported; use --compare fio", peer));
+Result<Peers> parse_peers(std::string_view list) {
+  Peers peers;
+  for (const std::string_view name : split(list)) {
+    if (name != "fio" && name != "gdsio")
+      return wrong(fmt::format("--compare: \"{}\" is not one of fio, gdsio", name));
+    bool& peer = name == "fio" ? peers.fio : peers.gdsio;
+    if (peer) return wrong(fmt::format("--compare: {} is duplicated", name));
+    peer = true;
   }
-  return {};
+  return peers;
 }
 
 Result<std::uint64_t> parse_size_bytes(std::string_view text) {
@@ -137,13 +146,18 @@ Result<std::uint64_t> parse_size_bytes(std::string_view text) {
   return *bytes;
 }
 
-Result<std::uint64_t> parse_block_bytes(std::string_view text) {
-  const auto bytes = parse_bytes(text);
-  if (!bytes) return wrong("--block-bytes: " + bytes.error().message);
-  if (*bytes == 0 || *bytes % kBlockUnit != 0 || *bytes > kGiB) {
-    return wrong(fmt::format("--block-bytes: must be a multiple of 4096 from 4 KiB to 1 GiB, not {}", text));
+Result<BlockRange> parse_block_range(std::string_view text) {
+  const auto dash = text.find('-', 1);  // a leading one is a sign
+  const auto least = parse_block_bytes(text.substr(0, dash));
+  if (!least) return std::unexpected(least.error());
+  if (dash == std::string_view::npos) return BlockRange{*least, *least};
+  const auto most = parse_block_bytes(text.substr(dash + 1));
+  if (!most) return std::unexpected(most.error());
+  if (*most <= *least || *most % *least != 0) {
+    return wrong(fmt::format(
+        "--block-bytes: the second size of {} must be a multiple of the first, as in 4KiB-64KiB", text));
   }
-  return *bytes;
+  return BlockRange{*least, *most};
 }
 
 Result<double> parse_duration(std::string_view text) {

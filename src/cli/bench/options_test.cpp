@@ -42,9 +42,12 @@ TEST(BenchOptions, MissingDevicesAndPeersAreExplained) {
     ASSERT_FALSE(device) << text;
     EXPECT_NE(device.error().message.find("cpu, cuda"), std::string::npos);
   }
-  EXPECT_TRUE(check_peers("fio").has_value());
-  EXPECT_NE(check_peers("fio,gdsio").error().message.find("benchmarks/gpu.py"), std::string::npos);
-  EXPECT_FALSE(check_peers("dd").has_value());
+  EXPECT_TRUE(parse_peers("fio")->fio);
+  EXPECT_FALSE(parse_peers("fio")->gdsio);
+  EXPECT_TRUE(parse_peers("fio,gdsio")->gdsio);
+  EXPECT_NE(parse_peers("dd").error().message.find("fio, gdsio"), std::string::npos);
+  EXPECT_FALSE(parse_peers("fio,fio").has_value());
+  EXPECT_FALSE(parse_peers("").has_value());
 }
 
 TEST(BenchOptions, DurationsAreUpToADay) {
@@ -58,10 +61,14 @@ TEST(BenchOptions, DurationsAreUpToADay) {
 }
 
 TEST(BenchOptions, BlocksAreMultiplesOf4096) {
-  EXPECT_EQ(parse_block_bytes("112KiB"), 112 * kKiB);
-  EXPECT_EQ(parse_block_bytes("1GiB"), kGiB);
-  for (const char* text : {"0", "512", "1MB", "2GiB", "-4096", "a lot"}) {
-    EXPECT_FALSE(parse_block_bytes(text).has_value()) << text;
+  EXPECT_EQ(parse_block_range("112KiB")->most_bytes, 112 * kKiB);
+  EXPECT_EQ(parse_block_range("1GiB")->most_bytes, kGiB);
+  EXPECT_EQ(parse_block_range("4KiB")->least_bytes, 4 * kKiB);
+  EXPECT_EQ(parse_block_range("4KiB-64KiB")->least_bytes, 4 * kKiB);
+  EXPECT_EQ(parse_block_range("4KiB-64KiB")->most_bytes, 64 * kKiB);
+  for (const char* text :
+       {"", "0", "512", "1MB", "2GiB", "-4096", "a lot", "4KiB-", "64KiB-4KiB", "4KiB-4KiB", "12KiB-64KiB"}) {
+    EXPECT_FALSE(parse_block_range(text).has_value()) << text;
   }
 }
 

@@ -14,6 +14,10 @@ std::uint64_t scramble(std::uint64_t value) {  // the finaliser of MurmurHash3
 
 }  // namespace
 
+Op mixed_op(unsigned read_percent, std::uint64_t seed, std::uint64_t offset) {
+  return scramble(offset + scramble(seed + 1)) % 100 < read_percent ? Op::read : Op::write;
+}
+
 Permutation::Permutation(std::uint64_t count, std::uint64_t seed)
     : count_(count), seed_(seed), half_bits_((static_cast<unsigned>(std::bit_width(count - 1)) + 1) / 2) {}
 
@@ -48,6 +52,26 @@ void Schedule::restrict_to(std::uint64_t first, std::uint64_t count) {
   left_ = count;
 }
 
+void Schedule::vary_sizes(std::uint64_t least_bytes) {
+  const std::uint64_t sizes = piece_bytes_ / least_bytes;
+  starts_.clear();
+  for (std::uint64_t start = 0; start < file_bytes_;) {
+    starts_.push_back(start);
+    start += least_bytes * (1 + scramble(seed_ ^ scramble(starts_.size())) % sizes);
+  }
+  pieces_ = starts_.size();
+  permutation_ = Permutation(std::max<std::uint64_t>(pieces_, 1), seed_);
+}
+
+Piece Schedule::piece_at(std::uint64_t index) const {
+  if (starts_.empty()) {
+    const std::uint64_t offset = index * piece_bytes_;
+    return {.offset = offset, .bytes = std::min(piece_bytes_, file_bytes_ - offset)};
+  }
+  const std::uint64_t end = index + 1 < pieces_ ? starts_[index + 1] : file_bytes_;
+  return {.offset = starts_[index], .bytes = end - starts_[index]};
+}
+
 std::optional<Piece> Schedule::next() {
   if (pieces_ == 0 || left_ == 0U) return std::nullopt;
   if (next_ == pieces_) {
@@ -58,8 +82,9 @@ std::optional<Piece> Schedule::next() {
   const std::uint64_t index = order_ == Order::random ? permutation_(next_) : next_;
   ++next_;
   if (left_) --*left_;
-  const std::uint64_t offset = index * piece_bytes_;
-  return Piece{.offset = offset, .bytes = std::min(piece_bytes_, file_bytes_ - offset)};
+  Piece piece = piece_at(index);
+  if (read_percent_) piece.op = mixed_op(*read_percent_, seed_, piece.offset);
+  return piece;
 }
 
 }  // namespace trunkline::cli

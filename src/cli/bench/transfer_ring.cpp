@@ -102,7 +102,7 @@ void TransferRing::submit(const TransferWork& work, Batch& batch) {
   std::vector<Request> requests;
   requests.reserve(batch.pieces.size());
   for (std::size_t index = 0; index < batch.pieces.size(); ++index) {
-    requests.push_back({.op = work.op,
+    requests.push_back({.op = batch.pieces[index].op.value_or(work.op),
                         .file = &work.files[batch.file],
                         .memory = memory_.slot(batch.first_slot + index, batch.pieces[index].bytes),
                         .offset = batch.pieces[index].offset,
@@ -119,12 +119,13 @@ void TransferRing::submit(const TransferWork& work, Batch& batch) {
 }
 
 // Collects the results of a completed batch: checks all of them, and returns the first error.
-Status TransferRing::collect(Batch& batch, Moved& moved) {
+Status TransferRing::collect(const TransferWork& work, Batch& batch, Moved& moved) {
   Status status;
-  for (const Future& future : batch.futures) {
-    const auto bytes = future.result();
+  for (std::size_t index = 0; index < batch.futures.size(); ++index) {
+    const auto bytes = batch.futures[index].result();
     if (bytes) {
       moved.bytes += *bytes;
+      if (batch.pieces[index].op.value_or(work.op) == Op::read) moved.bytes_read += *bytes;
       moved.file_bytes[batch.file] += *bytes;
     } else if (status) {
       status = std::unexpected(bytes.error());
@@ -173,7 +174,7 @@ Status TransferRing::await_arrivals(const TransferWork& work, Moved& moved,
     if (status && interrupted()) stop_with(make_error(ErrorKind::cancelled, "interrupted"));
     for (Batch* batch : arrivals_->take(kTick)) {
       --outstanding_;
-      auto collected = collect(*batch, moved);
+      auto collected = collect(work, *batch, moved);
       if (!status) continue;
       if (collected) collected = arrived(*batch);
       if (!collected) stop_with(std::move(collected.error()));

@@ -22,7 +22,7 @@ struct Content {
 };
 
 struct TransferWork {
-  Op op = Op::read;
+  Op op = Op::read;  // of pieces that name none
   std::span<const File> files;
   std::span<Schedule> schedules;  // one per file
   Content content{};
@@ -36,6 +36,7 @@ struct TransferWork {
 
 struct Moved {
   std::uint64_t bytes = 0;
+  std::uint64_t bytes_read = 0;
   std::vector<std::uint64_t> file_bytes;
   std::vector<double> file_seconds;  // until the last completion of each file
   Clock::time_point last_completion;
@@ -68,7 +69,7 @@ class TransferRing {
 
   Result<bool> load(const TransferWork& work, Batch& batch);
   void submit(const TransferWork& work, Batch& batch);
-  Status collect(Batch& batch, Moved& moved);
+  Status collect(const TransferWork& work, Batch& batch, Moved& moved);
   Status check(const TransferWork& work, const Batch& batch);
   void show_progress(const TransferWork& work, const Moved& moved);
   Status await_arrivals(const TransferWork& work, Moved& moved, const std::function<Status(Batch&)>& arrived);

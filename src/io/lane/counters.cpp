@@ -1,5 +1,7 @@
 #include "io/lane/counters.h"
 
+#include <utility>
+
 namespace trunkline::io {
 
 void Counters::count_completion(const Transfer& transfer, const Outcome& outcome, std::uint64_t took_ns) {
@@ -10,6 +12,25 @@ void Counters::count_completion(const Transfer& transfer, const Outcome& outcome
   stats_.direct_refusals += outcome.refused_direct ? 1 : 0;
   if (transfer.op == Op::read) stats_.read_latency.add(took_ns);
   if (transfer.op == Op::write) stats_.write_latency.add(took_ns);
+  if (latencies_ && transfer.op != Op::sync) {
+    latencies_->add({.submitted_ns = transfer.submitted_ns,
+                     .took_ns = took_ns,
+                     .offset = transfer.piece.offset,
+                     .bytes = transfer.piece.length,
+                     .op = transfer.op});
+  }
+}
+
+void Counters::start_latency_log(std::size_t most) {
+  const std::scoped_lock lock(mutex_);
+  latencies_.emplace(most);
+}
+
+LatencyLog Counters::take_latency_log() {
+  const std::scoped_lock lock(mutex_);
+  LatencyLog taken = std::move(latencies_).value_or(LatencyLog(0));
+  latencies_.reset();
+  return taken;
 }
 
 void Counters::count_payload(IoPath path, std::uint64_t bytes) {

@@ -1,8 +1,11 @@
 // Counters of one lane, or of all inline callers.
 #pragma once
 
+#include <cstddef>
 #include <mutex>
+#include <optional>
 
+#include "io/lane/latency_log.h"
 #include "io/lane/transfer.h"
 #include "trunkline/stats.h"
 
@@ -16,9 +19,14 @@ class Counters {
   void count_operation(bool failed, bool inlined);
   void add_to(EngineStats& sum) const;
 
+  // From now on also keeps the latency of each transfer, of up to `most`.
+  void start_latency_log(std::size_t most);
+  LatencyLog take_latency_log();  // and keeps none any more; empty where none was kept
+
  private:
   mutable std::mutex mutex_;
   EngineStats stats_;
+  std::optional<LatencyLog> latencies_;
 };
 
 }  // namespace trunkline::io
