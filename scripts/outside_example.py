@@ -1,5 +1,6 @@
 """The library as other projects use it, for scripts/run_tests.py: examples/cpp, copied out of the tree, on an
-installed static and shared library (by find_package and by pkg-config), and on sources (by FetchContent).
+installed static and shared library (by find_package and by pkg-config), and on sources (by FetchContent and
+by CPM).
 """
 
 from __future__ import annotations
@@ -88,6 +89,13 @@ def check_install(prefix: Path, library: str) -> None:
             raise RuntimeError(f"{documents}/licenses has no licence of {component['name']}")
 
 
+def check_that_cpm_adds(build: Path) -> None:
+    """Raise unless the build got the library from CPM."""
+    cache = (build / "CMakeCache.txt").read_text()
+    if "CPM_PACKAGES:INTERNAL=trunkline" not in cache:
+        raise RuntimeError(f"{build}/CMakeCache.txt names no package trunkline of CPM")
+
+
 def check_load_model(program: Path, scratch: Path) -> None:
     """Load files that Python's safetensors wrote, and compare every byte by its checksum."""
     model = scratch / "model"
@@ -157,12 +165,21 @@ def checks(scratch: Path) -> dict[str, Callable[[], None]]:
         build_example(source, scratch / "fetched", *options, "-DTRUNKLINE_WERROR=ON")
         run_example(scratch / "fetched", scratch)
 
+    def added_by_cpm() -> None:
+        # The line in examples/cpp and docs/getting-started.md, with this tree instead of the repository.
+        cpm = f"-DTRUNKLINE_CPM={ROOT}/tests/cpm/CPM.cmake"
+        options = (cpm, f"-DCPM_trunkline_SOURCE={ROOT}", "-DTRUNKLINE_WERROR=ON")
+        build_example(source, scratch / "by-cpm", *options)
+        check_that_cpm_adds(scratch / "by-cpm")
+        run_example(scratch / "by-cpm", scratch)
+
     return {
         "static, by find_package": installed_static,
         "static, by pkg-config": lambda: build_by_pkg_config(source, static, scratch),
         "shared, by find_package": installed_shared,
         "shared, by pkg-config": lambda: build_by_pkg_config(source, shared, scratch),
         "FetchContent": fetched,
+        "CPM": added_by_cpm,
         "configuring without GoogleTest": without_googletest,
     }
 
