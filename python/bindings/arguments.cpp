@@ -55,7 +55,7 @@ std::string path_argument(nb::handle value, const char* name) {
     raise_type_error(fmt::format("{}: must be str, bytes or os.PathLike, not {}", name, shown_type(value)));
   }
   const nb::object owner = nb::steal(encoded);
-  return {PyBytes_AS_STRING(encoded), static_cast<std::size_t>(PyBytes_GET_SIZE(encoded))};
+  return {PyBytes_AsString(encoded), static_cast<std::size_t>(PyBytes_Size(encoded))};
 }
 
 std::vector<std::string> paths_argument(nb::handle value, const char* name) {

@@ -98,7 +98,8 @@ nb::object attribute(nb::handle object, PyObject* name) {
 }
 
 nb::object call_method(nb::handle object, PyObject* name) {
-  PyObject* value = PyObject_CallMethodNoArgs(object.ptr(), name);
+  PyObject* self = object.ptr();
+  PyObject* value = PyObject_VectorcallMethod(name, &self, 1, nullptr);
   if (value == nullptr) throw nb::python_error();
   return nb::steal(value);
 }
@@ -110,7 +111,8 @@ void count_write(nb::handle tensor) {
   if (increment == nullptr) return;
   const nb::object tensors = nb::steal(PyTuple_Pack(1, tensor.ptr()));
   if (!tensors.is_valid()) throw nb::python_error();
-  PyObject* done = PyObject_CallOneArg(increment, tensors.ptr());
+  PyObject* argument = tensors.ptr();
+  PyObject* done = PyObject_Vectorcall(increment, &argument, 1, nullptr);
   if (done == nullptr) throw nb::python_error();
   Py_DECREF(done);
 }

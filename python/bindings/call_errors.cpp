@@ -48,10 +48,18 @@ constexpr std::array<vectorcallfunc, sizeof...(kEntry)> calls(std::index_sequenc
   return {&call<kEntry>...};
 }
 
-void replace_entry(nb::handle function) {
+// Where nanobind keeps that pointer: right after the object's header, which the stable ABI does not report.
+// Its types also describe the pointer as a member, an integer for Python; where that has another value,
+// nanobind keeps it elsewhere, and this returns nullptr.
+vectorcallfunc* entry_of(nb::handle function) {
+  std::intptr_t member = 0;
+  if (!nb::try_cast(nb::getattr(function, "__vectorcalloffset__", nb::none()), member)) return nullptr;
+  auto* const entry = reinterpret_cast<vectorcallfunc*>(reinterpret_cast<PyVarObject*>(function.ptr()) + 1);
+  return reinterpret_cast<std::intptr_t>(*entry) == member ? entry : nullptr;
+}
+
+void replace_entry(vectorcallfunc& entry) {
   static constexpr auto kCalls = calls(std::make_index_sequence<kMostEntries>());
-  const Py_ssize_t offset = Py_TYPE(function.ptr())->tp_vectorcall_offset;
-  auto& entry = *reinterpret_cast<vectorcallfunc*>(reinterpret_cast<char*>(function.ptr()) + offset);
   for (std::size_t i = 0; i < kMostEntries; ++i) {
     if (entry == kCalls[i]) return;  // met before, by another name
     if (entries[i] == nullptr) entries[i] = entry;
@@ -63,8 +71,9 @@ void replace_entry(nb::handle function) {
 
 void replace_entries(nb::handle scope) {
   for (const nb::handle value : nb::borrow<nb::object>(scope.attr("__dict__")).attr("values")()) {
-    if (nb::hasattr(value, "__nb_signature__") && Py_TYPE(value.ptr())->tp_vectorcall_offset > 0)
-      replace_entry(value);
+    vectorcallfunc* const entry = nb::hasattr(value, "__nb_signature__") ? entry_of(value) : nullptr;
+    if (entry != nullptr)
+      replace_entry(*entry);
     else if (nb::isinstance<nb::type_object>(value) && value.attr("__module__").equal(scope.attr("__name__")))
       replace_entries(value);
   }

@@ -16,7 +16,8 @@ constexpr const char* kNotHere =
     "trunkline cannot be imported in a sub-interpreter: its threads, engines and types belong to one "
     "interpreter; import it in the main interpreter, or use processes (multiprocessing with \"spawn\")";
 
-bool is_main_interpreter() { return PyInterpreterState_Get() == PyInterpreterState_Main(); }
+// By its number: the stable ABI does not report which interpreter is the main one.
+bool is_main_interpreter() { return PyInterpreterState_GetID(PyInterpreterState_Get()) == 0; }
 
 // Nanobind keeps its types in global variables. Initialized in a second interpreter, they would point to its
 // objects, and the first interpreter would use them after they are gone.

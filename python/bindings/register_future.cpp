@@ -19,7 +19,8 @@ class Callback : public Notifier::Task {
   Callback(nb::object function, nb::object future)
       : function_(std::move(function)), future_(std::move(future)) {}
   void run() override {
-    PyObject* result = PyObject_CallOneArg(function_.ptr(), future_.ptr());
+    PyObject* argument = future_.ptr();
+    PyObject* result = PyObject_Vectorcall(function_.ptr(), &argument, 1, nullptr);
     if (result == nullptr) PyErr_WriteUnraisable(function_.ptr());
     Py_XDECREF(result);
   }

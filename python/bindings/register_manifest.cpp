@@ -43,7 +43,8 @@ nb::list tensors(const ManifestObject& self) {
     const nb::object shape = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(tensor.shape.size())));
     if (!shape.is_valid()) throw nb::python_error();
     for (std::size_t i = 0; i < tensor.shape.size(); ++i) {
-      PyTuple_SET_ITEM(shape.ptr(), static_cast<Py_ssize_t>(i), nb::int_(tensor.shape[i]).release().ptr());
+      PyObject* const extent = nb::int_(tensor.shape[i]).release().ptr();
+      if (PyTuple_SetItem(shape.ptr(), static_cast<Py_ssize_t>(i), extent) != 0) throw nb::python_error();
     }
     list.append(nb::make_tuple(str_of(tensor.name), dtype, shape, bytes_of(tensor)));
   }

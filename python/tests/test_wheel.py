@@ -64,3 +64,20 @@ def test_libaio_is_neither_linked_in_nor_needed(wheel):
         # What both of the library's forms leave: the versions of its symbols, and the name to load.
         assert b"LIBAIO_0." not in contents
         assert b"libaio.so" not in contents
+
+
+def test_binaries_run_with_the_library_of_gcc_11(wheel):
+    for name in wheel.namelist():
+        if re.search(r"(_core[^/]*\.so|bin/trunkline)$", name):
+            assert b"GLIBCXX_3.4.30" not in wheel.read(name), name
+
+
+def test_one_wheel_serves_all_pythons_from_3_12_on(wheel):
+    [tag] = re.findall(r"^Tag: (cp3\d+)-(\w+)-", dist_info(wheel, "WHEEL"), re.MULTILINE)[:1]
+    [module] = [Path(name).name for name in wheel.namelist() if "/_core." in name and name.endswith(".so")]
+    if tag[0] in {"cp310", "cp311"}:
+        assert tag[1] == tag[0]
+        assert module.startswith(f"_core.cpython-{tag[0][2:]}-")
+    else:
+        assert tag == ("cp312", "abi3")
+        assert module == "_core.abi3.so"
