@@ -130,5 +130,5 @@ def test_a_release_is_made_of_commits(repository: Path) -> None:
     assert "there are changes that are not committed" in release(repository, sys.executable)
 
 
-def test_a_release_names_what_is_no_interpreter(repository: Path) -> None:
+def test_a_release_names_what_is_not_an_interpreter(repository: Path) -> None:
     assert "/bin/false is not Python 3.10 or later" in release(repository, sys.executable, "/bin/false")

@@ -82,8 +82,8 @@ std::string describe_unknown_subcommand(const CLI::App& group, const std::string
 // CLI11 reports that something is required even where something unknown was given in its place.
 std::string describe(const CLI::App& command, const CLI::ParseError& error) {
   const std::vector<std::string> left = command.remaining();
-  const bool lacks_subcommand = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr &&
-                                command.get_require_subcommand_min() > 0;
+  const bool lacks_subcommand =
+      dynamic_cast<const CLI::RequiredError*>(&error) != nullptr && command.get_require_subcommand_min() > 0;
   const auto is_option = [](const std::string& each) { return each.starts_with('-') && each != "-"; };
   if (lacks_subcommand && !left.empty() && !is_option(left.front()))
     return describe_unknown_subcommand(command, left.front());
