@@ -115,7 +115,7 @@ def test_packs_are_listed_and_removed(
         packs[1]["directory"]
     ]
     assert list(cache.iterdir()) == []
-    assert "there is no pack nothing: neither in the cache" in run(capsys, "--remove", "nothing", expect=1)
+    assert "there is no pack nothing: neither in the cache" in run(capsys, "--remove", "nothing", expect=2)
 
 
 def test_packs_elsewhere_are_removed_by_their_directory(
@@ -140,7 +140,7 @@ def test_nothing_but_packs_is_removed(
     (mine / "weights.safetensors").write_bytes(next(folder.glob("*.safetensors")).read_bytes())
     assert "is not the weights of a pack; nothing was removed" in run(capsys, "--remove", mine, expect=1)
     for path in (folder, tmp_path, folder / "config.json"):
-        assert "there is no pack" in run(capsys, "--remove", path, expect=1)
+        assert "there is no pack" in run(capsys, "--remove", path, expect=2)
     pack = Path(tl.transformers.pack(folder)["directories"][0])
     manifest = (pack / "pack.json").read_text()
     (pack / "pack.json").write_text(manifest.replace('"version": 1', '"version": 99'))

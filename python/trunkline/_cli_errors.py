@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from functools import partial
 
 from trunkline._errors import Error, errno_advice, errno_reason, kind_of
 
@@ -47,16 +48,14 @@ def in_options(message: str, options: Mapping[str, str]) -> str:
     for name, option in options.items():
         if not name.isidentifier():
             continue
-        with_value = rf"{_OUTSIDE_PATH}{name}={_VALUE}"
-        message = re.sub(
-            with_value, lambda found, option=option: _with_value(option, found["value"]), message
-        )
+        message = re.sub(rf"{_OUTSIDE_PATH}{name}={_VALUE}", partial(_with_value, option), message)
         if "_" in name:
             message = re.sub(rf"{_OUTSIDE_PATH}{name}(?![\w/=]|\.\w)", option, message)
     return _DOWNLOAD.sub(lambda found: _download_command(*found.groups()), message)
 
 
-def _with_value(option: str, value: str | None) -> str:
+def _with_value(option: str, found: re.Match[str]) -> str:
+    value = found["value"]
     return option if value is None else f"{option} {value.strip(chr(34) + chr(39))}"
 
 

@@ -57,6 +57,7 @@ def row_dtype(info: IndexInfo) -> "numpy.dtype[Any] | None":
 
 def _row_viewer(info: IndexInfo) -> View:
     dtype = row_dtype(info)
+    assert dtype is not None
     shape = tuple(info.row_shape)
 
     def view(memory: Any, sample: int) -> object:
