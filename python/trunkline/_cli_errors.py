@@ -51,7 +51,7 @@ def in_options(message: str, options: Mapping[str, str]) -> str:
         message = re.sub(rf"{_OUTSIDE_PATH}{name}={_VALUE}", partial(_with_value, option), message)
         if "_" in name:
             message = re.sub(rf"{_OUTSIDE_PATH}{name}(?![\w/=]|\.\w)", option, message)
-    return _DOWNLOAD.sub(lambda found: _download_command(*found.groups()), message)
+    return _DOWNLOAD.sub(_download_command, message)
 
 
 def _with_value(option: str, found: re.Match[str]) -> str:
@@ -59,7 +59,8 @@ def _with_value(option: str, found: re.Match[str]) -> str:
     return option if value is None else f"{option} {value.strip(chr(34) + chr(39))}"
 
 
-def _download_command(name: str, file: str | None, revision: str | None) -> str:
+def _download_command(found: re.Match[str]) -> str:
+    name, file, revision = found.groups()
     return (
         f"hf download {name}" + (f" {file}" if file else "") + (f" --revision {revision}" if revision else "")
     )

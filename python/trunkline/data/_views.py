@@ -56,8 +56,9 @@ def row_dtype(info: IndexInfo) -> "numpy.dtype[Any] | None":
 
 
 def _row_viewer(info: IndexInfo) -> View:
-    dtype = row_dtype(info)
-    assert dtype is not None
+    found = row_dtype(info)
+    assert found is not None
+    dtype = found  # as mypy does not see in view() that it is not None
     shape = tuple(info.row_shape)
 
     def view(memory: Any, sample: int) -> object:
