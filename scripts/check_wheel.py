@@ -26,7 +26,11 @@ from trunkline import _core
 def check_files(folder: Path) -> None:
     """Tensors in a file and in a checkpoint, and raw bytes, come back as they were."""
     rng = np.random.default_rng(0)
-    state: dict[str, Any] = {"weight": rng.random((1000, 300), np.float32), "step": np.arange(7), "empty": np.zeros((0, 3))}
+    state: dict[str, Any] = {
+        "weight": rng.random((1000, 300), np.float32),
+        "step": np.arange(7),
+        "empty": np.zeros((0, 3)),
+    }
     tl.save(state, folder / "state.safetensors")
     loaded = tl.load(folder / "state.safetensors", framework="numpy")
     assert sorted(loaded) == sorted(state)
