@@ -256,7 +256,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(measured.out)["bandwidth"] > 0
     for arguments, status, says in (
         (("pack",), 2, "trunkline pack: MODEL is required"),
-        (("pack", folder, folder / "config.json"), 1, "pack: OUT: "),
+        (("pack", folder, folder / "config.json"), 2, "pack: OUT: "),
         (
             ("plan", folder, "--volumes", tmp_path / "none"),
             2,

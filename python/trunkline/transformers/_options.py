@@ -172,6 +172,6 @@ def _device_of_map(device_map: Any) -> Any:
 def unknown_argument(name: str, known: tuple[str, ...]) -> TypeError:
     """Return the error for an argument that neither we, nor transformers, nor the config knows."""
     accepted = [*known, *_ACCEPTED, "torch_dtype"]  # not those that have no effect, or are rejected
-    close = get_close_matches(name, accepted, n=1) or [each for each in accepted if name in each.split("_")]
+    close = [each for each in accepted if each.startswith(f"{name}_")] or get_close_matches(name, accepted, 1)
     hint = f"; did you mean {close[0]}?" if close else ", nor is it an attribute of the model's config"
     return TypeError(f"from_pretrained() got an unexpected keyword argument {name!r}{hint}")
