@@ -49,8 +49,8 @@ def plan(
     `model_dir`: a folder with the config.json of a model, or the name of a model in the Hugging Face cache
     (`revision`, `cache_dir`, `subfolder`, `text_only`: as for from_pretrained). `batch_size`: rows that are
     generated at once. `memory_budget`, `host_memory`, `dtype`: as for from_pretrained. `bandwidth`: of the
-    storage, in bytes per second (a number, or a str such as "6.8GB"); None measures it by reading the largest files of
-    `volumes`, or else of `model_dir`. `flops`: operations per second that the machine computes; None
+    storage, in bytes per second (a number, or a str such as "6.8GB"); None measures it by reading the largest
+    files of `volumes`, or else of `model_dir`. `flops`: operations per second that the machine computes; None
     measures how long multiplications take.
 
     With `device` "cuda" the weights are in three places: as many as `memory_budget` allows in the GPU's
