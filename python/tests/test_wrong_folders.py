@@ -115,7 +115,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "clip": ({"model_type": "clip"}, "clip is not a model that generates text.*load it with transformers"),
     **{
         method: ({"quantization_config": {"quant_method": method, "bits": 4}}, rf"\({method}\).*bf16")
-        for method in ("fp8", "gptq", "awq", "bitsandbytes")
+        for method in ("gptq", "awq", "bitsandbytes")
     },
 }
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from trunkline._core import UnitCache, WeightStream
+from trunkline._streaming.idle_team import IdleTeam
 
 
 class Passes(Protocol):
@@ -27,6 +28,7 @@ class Streaming:
     experts: UnitCache | None = None  # None: no experts are read as tokens are routed to them
     expert_bytes: int = 0  # of all of those
     expert_matrices: int = 1  # of each
+    idle_team: IdleTeam | None = None  # while any weights are read during passes
 
 
 streaming_of: "weakref.WeakKeyDictionary[Any, Streaming]" = weakref.WeakKeyDictionary()

@@ -22,6 +22,7 @@ from trunkline._streaming import manifest as pack_manifest
 from trunkline._streaming import pack as pack_files
 from trunkline._streaming import stored as stored_tensors
 from trunkline._streaming.bound_unit import UnitMemory, advised
+from trunkline._streaming.idle_team import idle_team
 from trunkline._streaming.layers import find_layers
 from trunkline._streaming.location import PackLocation
 from trunkline._streaming.manifest import SourceFile
@@ -235,6 +236,8 @@ def _load(checkpoint: Checkpoint, memory: Memory, wanted: WantedPack, making: Mo
         streaming.experts = route(plan.experts, weights.streamed, remedy)
         streaming.expert_bytes = sum(each.nbytes for each in plan.experts.experts)
         streaming.expert_matrices = len(plan.experts.experts[0].weights)
+    if not memory.on_gpu and (streaming.streamed_bytes or streaming.experts is not None):
+        streaming.idle_team = idle_team()
     _log_placement(checkpoint, plan, memory, streaming)
     pack_files.check_unchanged(weights.in_place, weights.before)  # from here on the stream checks them
     _reject_saving_and_conversion(checkpoint.model)

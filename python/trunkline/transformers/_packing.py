@@ -331,10 +331,11 @@ def _source(checkpoint: Checkpoint) -> Source:
 def _contents(checkpoint: Checkpoint, source: Source) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the weights, and read the tensors that each is made from just before."""
 
-    def fetch(dtype: torch.dtype, stored: FileTensor) -> torch.Tensor:
-        return source.fetch(stored).to(dtype)
+    def fetch(dtype: torch.dtype | None, stored: FileTensor) -> torch.Tensor:
+        found = source.fetch(stored)
+        return found if dtype is None else found.to(dtype)
 
-    def fetch_named(dtype: torch.dtype, name: str) -> torch.Tensor:
+    def fetch_named(dtype: torch.dtype | None, name: str) -> torch.Tensor:
         return fetch(dtype, checkpoint.tensors[name])
 
     done: set[int] = set()
@@ -346,4 +347,5 @@ def _contents(checkpoint: Checkpoint, source: Source) -> Iterator[tuple[str, tor
         conversion = checkpoint.weights.computed[name]
         if id(conversion) not in done:
             done.add(id(conversion))
-            yield from conversion.run(checkpoint.model, partial(fetch_named, dtype)).items()
+            needed = None if conversion.dequantises else dtype
+            yield from conversion.run(checkpoint.model, partial(fetch_named, needed)).items()

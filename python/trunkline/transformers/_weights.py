@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch import nn
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     WeightConverter,
@@ -17,6 +18,7 @@ from transformers.core_model_loading import (
 
 from trunkline._errors import Format
 from trunkline._streaming.stored import FileTensor
+from trunkline.transformers._quantised import check_scales
 
 Fetch = Callable[[FileTensor], torch.Tensor]
 
@@ -28,6 +30,11 @@ class Conversion:
     first: str  # the first of the weights, as transformers names the group
     converter: Any
     sources: list[tuple[str, str]]  # of the checkpoint: name, and the pattern that it matched
+
+    @property
+    def dequantises(self) -> bool:
+        """Whether it takes the tensors as they are stored, not in the dtype of the model."""
+        return any(getattr(each, "hf_quantizer", None) is not None for each in self.converter.operations)
 
     def run(self, model: Any, fetch: Callable[[str], torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the weights by name; `fetch` gives the tensors of the checkpoint."""
@@ -47,19 +54,21 @@ class Weights:
     converter: str  # the library that computes them, and its version; "" if none are computed
 
 
-def find(model: Any, checkpoint: Mapping[str, FileTensor], source: str) -> Weights:
+def find(model: Any, checkpoint: Mapping[str, FileTensor], source: str, quantiser: Any = None) -> Weights:
     """Return where the weights of `model`, on the meta device, come from.
 
-    Of tied weights one must exist. Raises Format for any other weight that is missing, and for other shapes;
-    tensors that the model does not use are ignored.
+    `quantiser`: dequantises them. Of tied weights one must exist. Raises Format for any other weight that is
+    missing, and for other shapes, and Unsupported for scales of weights that nothing uses; other tensors that
+    the model does not use are ignored.
     """
     wanted = model.state_dict()
-    mapping = get_model_conversion_mapping(model) or []
+    mapping = get_model_conversion_mapping(model, hf_quantizer=quantiser) or []
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
     by_pattern = {pattern: entry for entry in converters for pattern in entry.source_patterns}
     stored: dict[str, FileTensor] = {}
     groups: dict[str, Conversion] = {}
+    unused: list[str] = []
     for name in sorted(checkpoint, key=dot_natural_key):
         weight, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, wanted)
         if weight not in wanted and name in wanted:
@@ -67,12 +76,15 @@ def find(model: Any, checkpoint: Mapping[str, FileTensor], source: str) -> Weigh
                 name, [], [], base_model_prefix=model.base_model_prefix, meta_state_dict=wanted
             )
         if weight not in wanted:
+            unused.append(name)
             continue
         if pattern is None:
             stored.setdefault(weight, checkpoint[name])  # the first of two names that mean the same
         else:
             group = groups.setdefault(weight, Conversion(weight, by_pattern[pattern], []))
             group.sources.append((name, pattern))
+    check_scales(unused, checkpoint.keys() - set(unused), quantiser, source)
+    _leave_unscaled(model, groups, stored, checkpoint)
 
     computed: dict[str, Conversion] = {}
     shapes = {weight: place.shape for weight, place in stored.items()}
@@ -95,6 +107,31 @@ def find(model: Any, checkpoint: Mapping[str, FileTensor], source: str) -> Weigh
     _check(model, shapes, source)
     version = f"transformers {transformers.__version__}" if computed else ""
     return Weights(stored, computed, version)
+
+
+def _leave_unscaled(
+    model: Any,
+    groups: dict[str, Conversion],
+    stored: dict[str, FileTensor],
+    checkpoint: Mapping[str, FileTensor],
+) -> None:
+    """Move weights without scales from `groups` to `stored`: a dequantiser returns them as they are.
+
+    The model uses them in the dtype in which they are stored, as transformers does.
+    """
+    for weight, group in list(groups.items()):
+        operations = group.converter.operations
+        if len(group.sources) != 1 or len(operations) != 1 or not group.dequantises:
+            continue
+        del groups[weight]
+        place = stored[weight] = checkpoint[group.sources[0][0]]
+        module, _, leaf = weight.rpartition(".")
+        parameters = model.get_submodule(module)._parameters
+        parameter = parameters.get(leaf)
+        if parameter is not None and parameter.dtype != place.dtype:
+            parameters[leaf] = nn.Parameter(
+                torch.empty(parameter.shape, dtype=place.dtype, device="meta"), requires_grad=False
+            )
 
 
 def _why_missing(model: Any) -> str:

@@ -21,6 +21,7 @@ from trunkline._errors import Format, Unsupported
 from trunkline.transformers._auto_class import choose
 from trunkline.transformers._folder import check_model_folder
 from trunkline.transformers._options import ModelOptions, model_options, unknown_argument
+from trunkline.transformers._quantised import take_quantiser
 from trunkline.transformers.hub import find_model
 
 _META = torch.device("meta")
@@ -33,21 +34,22 @@ def make(
     stored: torch.dtype | None = None,
     options: ModelOptions = _DEFAULTS,
 ) -> Any:
-    """Return the causal language model that the directory's config describes, all of it on the meta device.
+    """Return the model of make_with_quantiser()."""
+    return make_with_quantiser(model_dir, dtype, stored, options)[0]
 
+
+def make_with_quantiser(
+    model_dir: Path, dtype: torch.dtype | None, stored: torch.dtype | None, options: ModelOptions
+) -> tuple[Any, Any]:
+    """Return the language model that the directory's config describes, all of it on the meta device.
+
+    The second result is transformers' quantizer that dequantises its weights; None if they are not quantised.
     `dtype`: None is that of the config, or `stored` if the config has none. Raises as check_model_folder()
-    does, and Unsupported for quantised weights and for anything but a causal language model of transformers.
+    does, and Unsupported for other quantised weights, and for models that do not generate text.
     """
     config = _config(model_dir, options)
     auto_class = choose(config, model_dir / "config.json", options.text_only)
-    quantisation = getattr(config, "quantization_config", None)
-    if quantisation is not None:
-        raise Unsupported(
-            None,
-            f"{model_dir}: streaming does not support quantised weights ({_method_of(quantisation)}); use a "
-            "bf16, fp16 or fp32 checkpoint, or load this one with transformers",
-            str(model_dir),
-        )
+    quantiser = take_quantiser(config, model_dir)
     if dtype is None and getattr(config.get_text_config(decoder=True), "dtype", None) is None:
         dtype = stored
     kept: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
@@ -63,7 +65,7 @@ def make(
         what = "" if says_why else f"the config is not valid: {type(error).__name__}: "
         raise Unsupported(None, f"{model_dir}: {what}{_first_line(error)}", str(model_dir)) from error
     _keep_in_fp32(model)
-    return model
+    return model, quantiser
 
 
 def make_for_plan(model_dir: Path, dtype: torch.dtype | None, text_only: bool) -> Any:
@@ -236,9 +238,3 @@ def _generation_config(model_dir: Path) -> GenerationConfig:
         return GenerationConfig.from_pretrained(
             model_dir, config_file_name="config.json", _from_model_config=True
         )
-
-
-def _method_of(quantisation: Any) -> str:
-    if isinstance(quantisation, dict):
-        return str(quantisation.get("quant_method", "unknown method"))
-    return str(getattr(quantisation, "quant_method", "unknown method"))

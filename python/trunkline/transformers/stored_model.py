@@ -124,8 +124,10 @@ def read_checkpoint(
         add_download(error, found)
         raise
     tensors = stored_tensors.of_headers(headers)
-    model = meta_model.make(folder, dtype_argument(dtype), _first_dtype(headers), options)
-    weights = _weights.find(model, tensors, str(folder))
+    model, quantiser = meta_model.make_with_quantiser(
+        folder, dtype_argument(dtype), _first_dtype(headers), options
+    )
+    weights = _weights.find(model, tensors, str(folder), quantiser)
     layers, whole, routed = divide(model, unit_bytes)
 
     state = model.state_dict(keep_vars=True)
