@@ -79,8 +79,7 @@ def plan(
     """
     target = _device_argument(device)
     _check_device(target, host_memory, bus_bandwidth, (memory_budget, bus_bandwidth, flops))
-    if type(batch_size) is not int or batch_size < 1:
-        raise ValueError(f"batch_size: must be a whole number from 1, not {batch_size!r}")
+    _check_numbers(batch_size, skew)
     # Imported here: modules of transformers take seconds.
     from trunkline.transformers.hub import find_model
     from trunkline.transformers.planned_pack import planned_pack
@@ -88,8 +87,6 @@ def plan(
     config = f"{subfolder}/config.json" if subfolder else "config.json"
     found = find_model(model_dir, revision=revision, cache_dir=cache_dir, subfolder=subfolder, needed=config)
     folder = found.path
-    if not (isinstance(skew, int | float) and 0 <= skew < math.inf):
-        raise ValueError(f"skew: must be a number from 0, not {skew!r}")
     sizes, routed, model_dtype, name = _sizes_of_model(found, dtype, text_only)
     budget = budget_argument(memory_budget, target)
     bytes_per_second = _storage_bandwidth(bandwidth, volumes, folder)
@@ -239,6 +236,13 @@ def _device_argument(device: "str | torch.device") -> torch.device:
     if target.type not in ("cpu", "cuda"):
         raise Unsupported(None, f'device: "{device}" is not supported; use cpu or cuda')
     return target
+
+
+def _check_numbers(batch_size: int, skew: float) -> None:
+    if type(batch_size) is not int or batch_size < 1:
+        raise ValueError(f"batch_size: must be a whole number from 1, not {batch_size!r}")
+    if not (isinstance(skew, int | float) and 0 <= skew < math.inf):
+        raise ValueError(f"skew: must be a number from 0, not {skew!r}")
 
 
 def _check_device(
