@@ -128,6 +128,7 @@ class _Compared:
     found: Mask = field(default_factory=lambda: numpy.zeros(0, bool))
     digests: Digests = field(default_factory=lambda: numpy.zeros((0, 2), numpy.uint64))
     changes_everywhere: bool = False
+    places: "tuple[Integers, Integers] | None" = None  # of its units in the base, once they are known
 
     @classmethod
     def of(cls, piece: Piece, base: "tuple[Mask, Digests] | None") -> "_Compared":
@@ -310,10 +311,12 @@ class Comparison:
         return changed, steady, references
 
     def _places(self, each: _Compared) -> "tuple[Integers, Integers]":
-        assert self._base is not None
-        shards, offsets = self._base.places_of(self._described[each.piece.tensor])
-        end = each.first + len(each.found)
-        return shards[each.first : end], offsets[each.first : end]
+        if each.places is None:
+            assert self._base is not None
+            shards, offsets = self._base.places_of(self._described[each.piece.tensor])
+            end = each.first + len(each.found)
+            each.places = shards[each.first : end], offsets[each.first : end]
+        return each.places
 
     def _references(
         self, each: _Compared, linked: Mask, shards: Integers, offsets: Integers
@@ -376,7 +379,15 @@ def _as_digests(text: bytes) -> Digests:
 
 
 def linkable(manifest: CheckpointManifest, full_every: int | None) -> list[int]:
-    """Return the shards of a base that the next commit may reference."""
+    """Return the shards of a base that the next commit may reference.
+
+    None if it has few digests, since everything changed: making links and removing them would be in vain.
+    """
+    tensors = manifest.tensors()
+    units = sum(-(-nbytes // UNIT_BYTES) for _, _, _, nbytes in tensors)
+    digests = sum(len(run) // 16 for index in range(len(tensors)) for _, run in manifest.digests(index))
+    if 8 * digests < units:
+        return []
     return [
         index
         for index, (_, _, _, commit) in enumerate(manifest.shards())
