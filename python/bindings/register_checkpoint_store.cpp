@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -6,6 +7,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstring>
 #include <filesystem>
 #include <future>
 #include <memory>
@@ -194,6 +196,17 @@ std::string text_of(nb::handle value) {
   return {data, static_cast<std::size_t>(length)};
 }
 
+checkpoint::DigestRun digest_run_argument(nb::handle value) {
+  const auto parts = nb::cast<nb::tuple>(value);
+  if (parts.size() != 2) raise_value_error("tensors: digests must be tuples of the first unit and bytes");
+  const auto bytes = nb::cast<nb::bytes>(parts[1]);
+  if (bytes.size() % sizeof(Digest) != 0) raise_value_error("tensors: a digest must have 16 bytes");
+  checkpoint::DigestRun run{.first = number_of(parts[0]), .digests = {}};
+  run.digests.resize(bytes.size() / sizeof(Digest));
+  std::memcpy(run.digests.data(), bytes.data(), bytes.size());
+  return run;
+}
+
 // Beside the rest of the manifest, as tuples: JSON of a million tensors would take most of the time of a
 // save.
 std::vector<checkpoint::Tensor> tensors_argument(const nb::list& values) {
@@ -201,7 +214,8 @@ std::vector<checkpoint::Tensor> tensors_argument(const nb::list& values) {
   tensors.reserve(values.size());
   for (const nb::handle value : values) {
     const auto fields = nb::cast<nb::tuple>(value);
-    if (fields.size() != 4) raise_value_error("tensors: must hold tuples of name, dtype, shape and pieces");
+    if (fields.size() < 4 || fields.size() > 5)
+      raise_value_error("tensors: must hold tuples of name, dtype, shape, pieces and, maybe, digests");
     checkpoint::Tensor& tensor = tensors.emplace_back(checkpoint::Tensor{
         .name = text_of(fields[0]), .dtype = text_of(fields[1]), .shape = {}, .pieces = {}});
     for (const nb::handle extent : nb::cast<nb::tuple>(fields[2])) tensor.shape.push_back(number_of(extent));
@@ -211,6 +225,9 @@ std::vector<checkpoint::Tensor> tensors_argument(const nb::list& values) {
       tensor.pieces.push_back(
           {.shard = number_of(parts[0]), .offset = number_of(parts[1]), .bytes = number_of(parts[2])});
     }
+    if (fields.size() < 5) continue;
+    for (const nb::handle run : nb::cast<nb::list>(fields[4]))
+      tensor.digests.push_back(digest_run_argument(run));
   }
   return tensors;
 }
@@ -229,6 +246,30 @@ std::uint64_t commit(const SaveObject& self, nb::handle manifest_value,
   if (tensors) manifest.tensors = tensors_argument(*tensors);
   auto committed = call_unlocked([&] { return self.save->commit(std::move(manifest)); });
   return unwrap(std::move(committed));
+}
+
+// The links as entries of a manifest with their paths, None for those that were not made, and why.
+std::pair<nb::list, nb::object> link(const SaveObject& self, const ManifestObject& base,
+                                     const std::vector<std::uint64_t>& wanted) {
+  const checkpoint::ShardLinks made =
+      unwrap(call_unlocked([&] { return self.save->link_shards(*base.manifest, wanted); }));
+  nb::list list;
+  for (const auto& each : made.links) {
+    if (!each) {
+      list.append(nb::none());
+      continue;
+    }
+    nb::dict entry;
+    entry["volume"] = each->shard.volume;
+    entry["file"] = each->shard.file;
+    entry["bytes"] = each->shard.bytes;
+    std::string checksums;
+    for (const std::uint32_t crc : each->shard.crc32c) checksums += fmt::format("{:08x}", crc);
+    entry["crc32c"] = checksums;
+    entry["commit"] = each->shard.commit;
+    list.append(entry);
+  }
+  return {list, made.problem ? exception_of(*made.problem) : nb::none()};
 }
 
 using BestTuple = std::tuple<std::string, std::string, std::uint64_t>;
@@ -378,12 +419,22 @@ void register_checkpoint_save(nb::module_& module) {
                    "\"path\", in the order of the volumes, and \"directory_was_replaced\": the directory is "
                    "another one\n"
                    "than was loaded and saved before.")
+      .def("link", &link, "base"_a, "wanted"_a,
+           nb::sig("def link(self, base: CheckpointManifest, wanted: list[int]) -> "
+                   "tuple[list[dict[str, typing.Any] | None], OSError | None]"),
+           "Before commit: links these shards of an earlier checkpoint into the directories of this one.\n\n"
+           "Returns their entries for the manifest, None for those that were not linked, and why the first "
+           "was not.\n"
+           "commit() removes those that its manifest does not name.")
       .def(
           "commit", &commit, "manifest"_a.none(), "tensors"_a = nb::none(),
           nb::sig("def commit(self, manifest: dict[str, typing.Any], tensors: list[tuple[str, str, "
-                  "tuple[int, ...], list[tuple[int, int, int]]]] | None = None) -> int"),
+                  "tuple[int, ...], list[tuple[int, int, int]]] | tuple[str, str, tuple[int, ...], "
+                  "list[tuple[int, int, int]], list[tuple[int, bytes]]]] | None = None) -> int"),
           "Makes what was written, durably, the checkpoint of the step; returns the number of the commit.\n\n"
-          "tensors: in place of those of the manifest, as tuples of name, dtype, shape and pieces.\n"
+          "tensors: in place of those of the manifest, as tuples of name, dtype, shape, pieces and, with the "
+          "feature\n"
+          "\"incremental\", digests (first unit of each run, 16 bytes for each unit).\n"
           "\"commit\" and \"time\" of the manifest are given to it here. Raises ValueError for a manifest "
           "that readers\n"
           "would refuse, and for a save that was committed or has ended; Corrupt for a shard of another "

@@ -92,8 +92,10 @@ nb::list layouts(const ManifestObject& self, const nb::list& targets, bool verif
       list.append(nb::none());
       continue;
     }
-    if (verify && is_whole) made[i]->expect_checksums(shard.crc32c, manifest.chunk_bytes);
-    if (verify && !is_whole) made[i]->expect_checksums_of_targets(shard.crc32c, manifest.chunk_bytes);
+    // One of an earlier commit may have bytes that no tensor needs any more.
+    const bool reads_all = is_whole && shard.commit == 0;
+    if (verify && reads_all) made[i]->expect_checksums(shard.crc32c, manifest.chunk_bytes);
+    if (verify && !reads_all) made[i]->expect_checksums_of_targets(shard.crc32c, manifest.chunk_bytes);
     list.append(nb::cast(made[i].release(), nb::rv_policy::take_ownership));
   }
   return list;
@@ -104,6 +106,25 @@ nb::list pieces(const ManifestObject& self, std::size_t tensor) {
   nb::list list;
   for (const Piece& piece : self.manifest->tensors[tensor].pieces)
     list.append(nb::make_tuple(piece.shard, piece.offset, piece.bytes));
+  return list;
+}
+
+// Of each shard: volume, file, bytes, and the commit that wrote it.
+nb::list shards(const ManifestObject& self) {
+  nb::list list;
+  for (const Shard& shard : self.manifest->shards) {
+    list.append(nb::make_tuple(decode_path(self.manifest->volumes[shard.volume]), decode_path(shard.file),
+                               shard.bytes, shard.commit == 0 ? self.manifest->commit : shard.commit));
+  }
+  return list;
+}
+
+nb::list digests(const ManifestObject& self, std::size_t tensor) {
+  if (tensor >= self.manifest->tensors.size()) raise_value_error("tensor: there is no such one");
+  nb::list list;
+  for (const checkpoint::DigestRun& run : self.manifest->tensors[tensor].digests)
+    list.append(
+        nb::make_tuple(run.first, nb::bytes(run.digests.data(), run.digests.size() * sizeof(Digest))));
   return list;
 }
 
@@ -148,6 +169,19 @@ void register_manifest(nb::module_& module) {
       .def("pieces", &pieces, "tensor"_a,
            nb::sig("def pieces(self, tensor: int) -> list[tuple[int, int, int]]"),
            "Where the bytes of a tensor are, in their order: shard, offset in its file, and bytes.")
+      .def_prop_ro(
+          "unit_bytes", [](const ManifestObject& self) { return self.manifest->unit_bytes; },
+          nb::for_getter(nb::sig("def unit_bytes(self) -> int")),
+          "Bytes of the units that digests are of; 0: it has none (int).")
+      .def_prop_ro(
+          "bytes_written", [](const ManifestObject& self) { return bytes_written(*self.manifest); },
+          nb::for_getter(nb::sig("def bytes_written(self) -> int")),
+          "Bytes of the shards that its own commit wrote (int).")
+      .def("shards", &shards, nb::sig("def shards(self) -> list[tuple[str, str, int, int]]"),
+           "Volume, file, bytes and commit of each shard: the commit that wrote it.")
+      .def("digests", &digests, "tensor"_a,
+           nb::sig("def digests(self, tensor: int) -> list[tuple[int, bytes]]"),
+           "Digests of the units of a tensor: the first unit of each run, and 16 bytes for each unit.")
       .def(
           "layouts", &layouts, "targets"_a, nb::kw_only(), "verify"_a, "fresh_from_bytes"_a,
           nb::sig("def layouts(self, targets: list[trunkline._types.WritableBuffer | None], *, verify: bool, "

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "arguments.h"
+#include "base/digest.h"
 #include "bindings.h"
 #include "engine_object.h"
 #include "errors.h"
@@ -373,6 +374,23 @@ nb::bytes crc32c_of_samples(const std::vector<std::uintptr_t>& addresses,
   return nb::bytes(found.data(), found.size() * sizeof(std::uint32_t));
 }
 
+nb::bytes digests_of(const std::vector<std::uintptr_t>& addresses, const std::vector<std::size_t>& sizes,
+                     std::size_t unit_bytes) {
+  if (addresses.size() != sizes.size()) raise_value_error("sizes: must be as many as addresses");
+  if (unit_bytes == 0) raise_value_error("unit_bytes: must be more than 0");
+  std::vector<Digest> digests;
+  {
+    const GilReleased unlocked;
+    std::vector<std::span<const std::byte>> ranges;
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      // NOLINTNEXTLINE(performance-no-int-to-ptr)
+      ranges.emplace_back(reinterpret_cast<const std::byte*>(addresses[i]), sizes[i]);
+    }
+    digests = unit_digests(ranges, unit_bytes, copiers(1));
+  }
+  return nb::bytes(digests.data(), digests.size() * sizeof(Digest));
+}
+
 void fsync_directory(nb::handle path_value) {
   const std::string path = path_argument(path_value, "path");
   unwrap(call_interruptibly([path] { return os::fsync_directory(path); }));
@@ -585,6 +603,11 @@ void register_tensor_files(nb::module_& module) {
   module.def("crc32c_combine", &crc32c_of_both, "first"_a.none(), "second"_a.none(), "second_bytes"_a.none(),
              nb::sig("def crc32c_combine(first: int, second: int, second_bytes: int) -> int"),
              "CRC-32C of two consecutive runs of bytes, from that of each.");
+  module.def(
+      "digests_of", &digests_of, "addresses"_a, "sizes"_a, "unit_bytes"_a,
+      nb::sig("def digests_of(addresses: list[int], sizes: list[int], unit_bytes: int) -> bytes"),
+      "Digests (16 bytes each, as in CheckpointManifest.digests) of the units of each range of memory, in "
+      "their order.");
   module.def(
       "crc32c_of_samples", &crc32c_of_samples, "addresses"_a, "sizes"_a,
       nb::sig("def crc32c_of_samples(addresses: list[int], sizes: list[int]) -> bytes"),

@@ -19,6 +19,7 @@ def make_plan(seed: int, length: int = LENGTH) -> list[Op]:
 class _Planner:
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(f"plan {seed}")
+        self._incremental = random.Random(f"incremental {seed}")
         self._states = seeds(self._rng)
 
     def plan(self, length: int) -> list[Op]:
@@ -50,7 +51,10 @@ class _Planner:
 
     def _open(self, slot: str, path: int | None = None) -> Op:
         rng = self._rng
+        incremental = self._incremental.random() < 0.6
         return {
+            "incremental": incremental,
+            "full_every": self._incremental.choice([None, None, 2]) if incremental else None,
             "do": "open",
             "slot": slot,
             "path": rng.choice([0, 0, rng.randint(0, 9)]) if path is None else path,
@@ -138,7 +142,7 @@ class _Planner:
         if how < 0.35:
             op["end"] = {"kill": rng.uniform(0, 0.08)}
         elif how < 0.5 and not inherit:
-            call = rng.choice(["begin", "commit", "retain", "release", "abandon", "remove"])
+            call = rng.choice(["begin", "link", "commit", "retain", "release", "abandon", "remove"])
             op["end"] = {"exit": [call, rng.choice(["before", "after"])]}
         if rng.random() < 0.6:
             maker = rng.choice([self._save, self._save, self._load, self._look, self._delete])

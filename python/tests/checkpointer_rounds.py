@@ -249,12 +249,19 @@ class Round:
                 )
                 model.dirs[op["path"]] = replace(found, entries=bad)
             return
-        shards = shards_of(directory, manifest_in(newest[1]))
+        manifest = manifest_in(newest[1])
+        shards = shards_of(directory, manifest)
         shard = shards[op["which"] % len(shards)]
         if op["do"] == "lose":
             shard.unlink()
         else:
+            # Of shards of earlier commits, a step needs a part.
+            own = [path for path, its in zip(shards, manifest["shards"], strict=True) if "commit" not in its]
+            if not own:
+                return
+            shard = own[op["which"] % len(own)]
             contents = bytearray(shard.read_bytes())
+            shard.unlink()  # other steps may share it
             contents[int(op["at"] * len(contents))] ^= 0x10
             shard.write_bytes(contents)
         for model in self.models:

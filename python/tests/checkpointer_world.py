@@ -123,6 +123,8 @@ class World:
             fresh=op["fresh"],
             volumes=volumes,
             process_group=False,
+            incremental=op.get("incremental", False),
+            full_every=op.get("full_every"),
         )
         return "ok", None
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Cuts saves off at random moments, many times, and looks at what is left.
 
-    unshare --mount python crash_rounds.py {ext4,xfs,volumes,kill} [--rounds N] [--seed N] [--directory DIR]
+    unshare --mount python crash_rounds.py {ext4,xfs,volumes,kill} [--incremental] [--rounds N] [--seed N]
+        [--directory DIR]
 
 ext4, xfs: the power of a filesystem on a loop device is cut (FS_IOC_SHUTDOWN), with its log written, with
 everything written, or with nothing written; then it is mounted again. volumes: the same with the
@@ -123,12 +124,12 @@ def remount(filesystems: list[LoopFilesystem]) -> Callable[[], None]:
     return recover
 
 
-def run(scenario: str, rounds: int, seed: int, directory: str | None) -> dict[str, Any]:
+def run(scenario: str, rounds: int, seed: int, directory: str | None, incremental: bool) -> dict[str, Any]:
     """Run all rounds, and return what to print."""
     with ExitStack() as stack:
         if scenario == "kill":
             root = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=directory)))
-            places = Places(root / "steps", None, root)
+            places = Places(root / "steps", None, root, incremental)
             cut: Callable[[random.Random], str] = lambda rng: ""  # noqa: E731
             recover: Callable[[], None] = lambda: None  # noqa: E731
         else:
@@ -138,7 +139,7 @@ def run(scenario: str, rounds: int, seed: int, directory: str | None) -> dict[st
             volumes = [each.path / "volume" for each in filesystems[1:]] or None
             for volume in volumes or []:
                 volume.mkdir()
-            places = Places(root / "steps", volumes, root)
+            places = Places(root / "steps", volumes, root, incremental)
             cut, recover = cut_power(filesystems), remount(filesystems)
             recover()  # so that what was made until here is not what is cut
         each = Rounds(places, seed)
@@ -154,6 +155,7 @@ def run(scenario: str, rounds: int, seed: int, directory: str | None) -> dict[st
             "seed": seed,
             "rounds": rounds,
             "reported": each.history.reports,
+            "linked": each.history.linked,
             **each.counts,
             "seconds": round(time.monotonic() - begun, 1),
         }
@@ -163,6 +165,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Cut saves off at random moments.")
     parser.add_argument("scenario", choices=["ext4", "xfs", "volumes", "kill"])
     parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--incremental", action="store_true", help="write only what changed")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
     parser.add_argument("--directory", help="where to save (kill; default: a temporary directory)")
     options = parser.parse_args()
@@ -171,7 +174,11 @@ def main() -> None:
     # The process that saving processes are forked from finds this folder only so.
     paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    print(json.dumps(run(options.scenario, options.rounds, options.seed, options.directory)))
+    print(
+        json.dumps(
+            run(options.scenario, options.rounds, options.seed, options.directory, options.incremental)
+        )
+    )
 
 
 if __name__ == "__main__":

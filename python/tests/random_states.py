@@ -254,7 +254,17 @@ class _Maker:
             state["large"] = large
             if self._rng.random() < 0.5:
                 state["part"] = large[self._rng.randint(0, 99) : large.numel() - 7 : self._rng.choice([1, 2])]
+        state.update(self._in_common())
         return state
+
+    def _in_common(self) -> dict[str, Any]:
+        """What other states have as well, or in part: for saves that write only what changed."""
+        rng = random.Random(f"in common {self._seed}")
+        if rng.random() < 0.5:
+            return {}
+        rows = torch.zeros(100_000, dtype=torch.int32)
+        rows[rng.randrange(100_000)] = 1
+        return {"frozen": torch.arange(70_000, dtype=torch.int32) + rng.randint(0, 1), "rows": rows}
 
     def _node(self, depth: int) -> Any:
         rng = self._rng

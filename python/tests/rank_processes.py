@@ -201,6 +201,14 @@ class Rank:
     def latest_loaded(self) -> Any:
         return self.checkpointers[""].load()["seed"]
 
+    def latest_loaded_number(self) -> Any:
+        return self.checkpointers[""].load()["number"]
+
+    def fail_to_open_manifests(self) -> None:
+        """This rank does not find what the others do, as with a network filesystem that is behind."""
+        made = self.checkpointers[""]
+        made._context.store = _Failing(made._context.store, "open_manifest")
+
     def save_many(self, steps: Iterable[int], kilobytes: int) -> None:
         """Save without ever waiting; change the tensors as soon as that is allowed."""
         for step in steps:

@@ -23,10 +23,11 @@ class Places:
     directory: Path
     volumes: Sequence[Path] | None
     files: Path
+    incremental: bool = False
 
 
 def tensors_of(version: int) -> dict[str, torch.Tensor]:
-    """Tensors that no other version has: aligned and odd sizes, several dtypes, an empty one; 3 MB."""
+    """Tensors that no other version has: aligned and odd sizes, several dtypes, an empty one; 8 MB."""
     ramp = torch.arange(400_000, dtype=torch.int32)
     return {
         "version": torch.tensor([version]),
@@ -34,6 +35,9 @@ def tensors_of(version: int) -> dict[str, torch.Tensor]:
         "odd": (ramp[:123_457] * 7 + version).to(torch.uint8),
         "half": (ramp[:500_000] % 1009 + version % 7).to(torch.bfloat16),
         "empty": torch.empty(0, 3),
+        # As in other versions, or in part.
+        "frozen": ramp + version // 8 % 2,
+        "rows": torch.where(ramp == version * 7919 % 400_000, version, 0),
     }
 
 
@@ -74,7 +78,11 @@ class _Saver:
         self._places = places
         self._step, self._version = step, version
         self._checkpointer = tl.Checkpointer(
-            places.directory, keep=KEEP, volumes=places.volumes, process_group=False
+            places.directory,
+            keep=KEEP,
+            volumes=places.volumes,
+            process_group=False,
+            incremental=places.incremental,
         )
         if self._checkpointer.latest() is not None:
             self._checkpointer.load()  # what it goes on from
@@ -124,6 +132,7 @@ class History:
     failed_typed: bool = False
     ready: bool = False
     reports: int = 0
+    linked: int = 0  # steps that were found with shards of earlier commits
 
     def hear(self, message: tuple[Any, ...]) -> None:
         """Take a message of the saver."""
@@ -185,6 +194,7 @@ class History:
             checkpointer.verify()
             assert_same(checkpointer.load(), found[last], "latest")
         _assert_no_debris(places, sorted(found))
+        self.linked += _count_linked(places, sorted(found))
 
     def _check_files(self, places: Places) -> None:
         for name in FILES:
@@ -209,6 +219,14 @@ def committed(commits: dict[int, int], step: int, version: int) -> dict[int, int
     """Return the checkpoints that are there once one more is."""
     kept = {each: its for each, its in commits.items() if each != step}
     return dict([*kept.items(), (step, version)][-KEEP:])
+
+
+def _count_linked(places: Places, steps: list[int]) -> int:
+    if not steps:
+        return 0
+    store = tl._core.CheckpointStore(str(places.directory))
+    manifests = [store.open_manifest(step) for step in steps]
+    return sum(any(its[3] < each.commit for its in each.shards()) for each in manifests)
 
 
 def _assert_no_debris(places: Places, steps: list[int]) -> None:

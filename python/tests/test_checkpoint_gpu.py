@@ -102,6 +102,21 @@ def test_checkpoints_there_and_back(gpu: Any, tmp_path: Path) -> None:
     checkpointer.verify()
 
 
+def test_only_what_changed_is_written(gpu: Any, tmp_path: Path) -> None:
+    state = tensors()
+    checkpointer = tl.Checkpointer(tmp_path / "steps", incremental=True)
+    shares = []
+    for step in range(3):
+        if step == 2:
+            state["weight"][700, 3] += 1
+        handle = checkpointer.save(step, {"model": on_gpus(state)})
+        handle.wait()
+        shares.append(handle.written_share())
+        assert_same(checkpointer.load()["model"], state)
+    assert shares[:2] == [1.0, 0.0]
+    assert 0 < shares[2] < 0.1
+
+
 @pytest.mark.parametrize("way", ["save", "save_async", "checkpointer", "checkpointer in the background"])
 def test_what_the_current_stream_holds_comes_first(gpu: Any, tmp_path: Path, way: str) -> None:
     array = CudaArray(bytes(3_000_000))

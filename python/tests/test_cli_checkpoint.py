@@ -125,7 +125,8 @@ def test_ls(store: CheckpointStore) -> None:
     assert first["bytes"] == sum(shard["bytes"] for shard in manifest["shards"])
     assert (first["shards"], first["tensors"], first["world_size"]) == (4, 4, 1)
     lines = run("ls", store.directory).stdout.splitlines()
-    assert lines[0].split() == ["step", "commit", "time", "ranks", "shards", "tensors", "size"]
+    assert first["bytes_written"] == first["bytes"]
+    assert lines[0].split() == ["step", "commit", "time", "ranks", "shards", "tensors", "size", "written"]
     assert lines[1].startswith("10 ")
     assert lines[1].endswith("latest")
     assert not lines[2].endswith("latest")

@@ -34,21 +34,32 @@ def why_not(kind: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("scenario", "kinds", "rounds"),
-    [("ext4", ["ext4"], 40), ("xfs", ["xfs"], 36), ("volumes", ["ext4", "xfs"], 24)],
+    ("scenario", "kinds", "rounds", "options"),
+    [
+        ("ext4", ["ext4"], 40, []),
+        ("ext4", ["ext4"], 30, ["--incremental"]),
+        ("xfs", ["xfs"], 36, []),
+        ("xfs", ["xfs"], 24, ["--incremental"]),
+        ("volumes", ["ext4", "xfs"], 24, []),
+        ("volumes", ["ext4", "xfs"], 24, ["--incremental"]),
+    ],
 )
-def test_every_reported_save_survives_a_power_failure(scenario: str, kinds: list[str], rounds: int) -> None:
+def test_every_reported_save_survives_a_power_failure(
+    scenario: str, kinds: list[str], rounds: int, options: list[str]
+) -> None:
     for kind in kinds:
         if reason := why_not(kind):
             pytest.skip(reason)
     counts = counts_of(
-        *(TESTS / "crash_rounds.py", scenario, "--rounds", str(rounds), "--seed", str(SEED)), own_mounts=True
+        *(TESTS / "crash_rounds.py", scenario, *options, "--rounds", str(rounds), "--seed", str(SEED)),
+        own_mounts=True,
     )
     cuts = sum(counts.get(how, 0) for how in ("flush_all", "flush_log", "flush_nothing"))
     assert cuts == rounds
     # Some came while something was saved: else this shows nothing.
     assert counts["while_saving"] > 0
     assert counts["reported"] > 0
+    assert (counts["linked"] > 0) == bool(options)
 
 
 def test_a_directory_of_a_filesystem_that_is_down_is_not_durable() -> None:

@@ -76,6 +76,12 @@ Status DirectoryOps::replace_file_durably(const std::string& path, std::string_v
   return os::write_file_durably(path, contents, os::IfPresent::replace);
 }
 
+Status DirectoryOps::link_file(const std::string& from, const std::string& to) const {
+  if (auto watched = about_to(Kind::link_file, to); !watched) return watched;
+  if (::linkat(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), 0) == 0) return {};
+  return std::unexpected(system_error(errno, fmt::format("make {} a hard link to {}", to, from), to));
+}
+
 Status DirectoryOps::rename(const std::string& from, const std::string& to) const {
   if (auto watched = about_to(Kind::rename, from); !watched) return watched;
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return {};

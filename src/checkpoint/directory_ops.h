@@ -22,6 +22,7 @@ class DirectoryOps {
     sync_directory,
     write_file,
     sync_name,
+    link_file,
     rename,
     remove_file,
     remove_directory
@@ -44,6 +45,8 @@ class DirectoryOps {
   Status create_file_durably(const std::string& path, std::string_view contents,
                              const std::string& access_of = {}) const;
   Status replace_file_durably(const std::string& path, std::string_view contents) const;
+  // Another name, in place, for the same file; EEXIST when `to` exists. Not of a symbolic link.
+  Status link_file(const std::string& from, const std::string& to) const;
   Status rename(const std::string& from, const std::string& to) const;  // EEXIST when `to` exists
   Status remove_file(const std::string& path) const;                    // succeeds if it does not exist
   Status remove_directory(const std::string& path) const;  // succeeds if it does not exist or is not empty

@@ -27,11 +27,12 @@ constexpr std::string_view kMagic = "trunkline checkpoint ";
 constexpr int kMaxDepth = 500;  // of the whole text, including users' state
 constexpr std::size_t kCrcDigits = 8;
 
-constexpr std::array<std::string_view, 11> kKeys{"step",        "commit",     "time",    "metrics",
-                                                 "chunk_bytes", "world_size", "volumes", "shards",
-                                                 "tensors",     "features",   "state"};
-constexpr std::array<std::string_view, 4> kShardKeys{"volume", "file", "bytes", "crc32c"};
-constexpr std::array<std::string_view, 4> kTensorKeys{"name", "dtype", "shape", "pieces"};
+constexpr std::array<std::string_view, 12> kKeys{"step",        "commit",     "time",       "metrics",
+                                                 "chunk_bytes", "unit_bytes", "world_size", "volumes",
+                                                 "shards",      "tensors",    "features",   "state"};
+constexpr std::array<std::string_view, 5> kShardKeys{"volume", "file", "bytes", "crc32c", "commit"};
+constexpr std::array<std::string_view, 5> kTensorKeys{"name", "dtype", "shape", "pieces", "digests"};
+constexpr std::size_t kDigestDigits = 32;
 
 std::unexpected<Error> refuse(const std::string& path, std::string_view why) {
   return std::unexpected(make_error(
@@ -129,13 +130,46 @@ std::vector<std::uint32_t> crcs_of(const std::string& digits) {
   return values;
 }
 
+// 0 where the key is missing.
+std::uint64_t optional_number_of(const Object& object, std::string_view key) {
+  const auto value = object.find(key);
+  if (!value) return 0;
+  const std::uint64_t found = number(*value, key);
+  if (found == 0) throw Refusal{fmt::format("\"{}\" is 0", key)};
+  return found;
+}
+
+std::uint64_t hex64(std::string_view digits) {
+  std::uint64_t value = 0;
+  if (digits.find_first_not_of("0123456789abcdef") != std::string_view::npos)
+    throw Refusal{"\"digests\" is not 32 lower-case hexadecimal digits per unit"};
+  std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
+  return value;
+}
+
+DigestRun digest_run_of(Text json) {
+  const std::vector<Text> parts = json.starts_with('[') ? items_of(json) : std::vector<Text>();
+  if (parts.size() != 2) throw Refusal{"\"digests\" has an entry that is not [first, digests]"};
+  DigestRun run{.first = number(parts[0], "digests"), .digests = {}};
+  const std::string digits = text(parts[1], "digests");
+  if (digits.size() % kDigestDigits != 0)
+    throw Refusal{"\"digests\" is not 32 lower-case hexadecimal digits per unit"};
+  run.digests.reserve(digits.size() / kDigestDigits);
+  for (std::size_t at = 0; at < digits.size(); at += kDigestDigits) {
+    const std::string_view both = std::string_view(digits).substr(at, kDigestDigits);
+    run.digests.push_back({.ecma = hex64(both.substr(0, 16)), .jones = hex64(both.substr(16))});
+  }
+  return run;
+}
+
 Shard shard_of(Text json) {
   const Object shard(json, "a shard");
   shard.check_keys(kShardKeys);
   return {.volume = number_of(shard, "volume"),
           .file = text_of(shard, "file"),
           .bytes = number_of(shard, "bytes"),
-          .crc32c = crcs_of(text_of(shard, "crc32c"))};
+          .crc32c = crcs_of(text_of(shard, "crc32c")),
+          .commit = optional_number_of(shard, "commit")};
 }
 
 Piece piece_of(Text json) {
@@ -153,6 +187,10 @@ Tensor tensor_of(Text json) {
       .name = text_of(object, "name"), .dtype = text_of(object, "dtype"), .shape = {}, .pieces = {}};
   for (const Text extent : array_of(object, "shape")) tensor.shape.push_back(number(extent, "shape"));
   for (const Text piece : array_of(object, "pieces")) tensor.pieces.push_back(piece_of(piece));
+  if (const auto digests = object.find("digests")) {
+    for (const Text run : array(*digests, "digests")) tensor.digests.push_back(digest_run_of(run));
+    if (tensor.digests.empty()) throw Refusal{"\"digests\" is empty"};
+  }
   return tensor;
 }
 
@@ -163,7 +201,7 @@ std::vector<std::string> features_of(const Object& object) {
   if (!value) return features;
   for (const Text feature : array(*value, "features")) {
     std::string name = text(feature, "features");
-    if (name != kViewsFeature && name != kMetricsFeature) {
+    if (name != kViewsFeature && name != kMetricsFeature && name != kIncrementalFeature) {
       throw Refusal{fmt::format(
           "it needs the feature \"{}\", which this build does not have; upgrade trunkline to load it", name)};
     }
@@ -211,6 +249,7 @@ Manifest manifest_of(Text json) {
                     .time = text_of(object, "time"),
                     .metrics = metrics_of(object),
                     .chunk_bytes = number_of(object, "chunk_bytes"),
+                    .unit_bytes = optional_number_of(object, "unit_bytes"),
                     .world_size = number_of(object, "world_size")};
   for (const Text volume : array_of(object, "volumes")) manifest.volumes.push_back(text(volume, "volumes"));
   for (const Text shard : array_of(object, "shards")) manifest.shards.push_back(shard_of(shard));
@@ -266,7 +305,23 @@ void append_shard(Output& out, const Shard& shard) {
   append_string(out, shard.file);
   fmt::format_to(std::back_inserter(out), R"(,"bytes":{},"crc32c":")", shard.bytes);
   for (const std::uint32_t crc : shard.crc32c) fmt::format_to(std::back_inserter(out), "{:08x}", crc);
-  append(out, "\"}");
+  out.push_back('"');
+  if (shard.commit != 0) fmt::format_to(std::back_inserter(out), R"(,"commit":{})", shard.commit);
+  out.push_back('}');
+}
+
+void append_hex64(Output& out, std::uint64_t value) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  for (unsigned shift = 64; shift > 0; shift -= 4) out.push_back(kDigits[(value >> (shift - 4)) & 15]);
+}
+
+void append_digest_run(Output& out, const DigestRun& run) {
+  fmt::format_to(std::back_inserter(out), "[{},\"", run.first);
+  for (const Digest& digest : run.digests) {
+    append_hex64(out, digest.ecma);
+    append_hex64(out, digest.jones);
+  }
+  append(out, "\"]");
 }
 
 void append_tensor(Output& out, const Tensor& tensor) {
@@ -280,6 +335,10 @@ void append_tensor(Output& out, const Tensor& tensor) {
   append_array(out, tensor.pieces, [](Output& to, const Piece& piece) {
     fmt::format_to(std::back_inserter(to), "[{},{},{}]", piece.shard, piece.offset, piece.bytes);
   });
+  if (!tensor.digests.empty()) {
+    append(out, R"(,"digests":)");
+    append_array(out, tensor.digests, append_digest_run);
+  }
   out.push_back('}');
 }
 
@@ -298,8 +357,10 @@ std::string json_of(const Manifest& manifest) {
     }
     out.push_back('}');
   }
-  fmt::format_to(std::back_inserter(out), R"(,"chunk_bytes":{},"world_size":{},"volumes":)",
-                 manifest.chunk_bytes, manifest.world_size);
+  fmt::format_to(std::back_inserter(out), R"(,"chunk_bytes":{})", manifest.chunk_bytes);
+  if (manifest.unit_bytes != 0)
+    fmt::format_to(std::back_inserter(out), R"(,"unit_bytes":{})", manifest.unit_bytes);
+  fmt::format_to(std::back_inserter(out), R"(,"world_size":{},"volumes":)", manifest.world_size);
   append_array(out, manifest.volumes, append_string);
   append(out, R"(,"shards":)");
   append_array(out, manifest.shards, append_shard);

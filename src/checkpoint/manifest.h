@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/digest.h"
 #include "trunkline/error.h"
 #include "trunkline/units.h"
 
@@ -26,13 +27,16 @@ inline constexpr std::uint64_t kFirstVersion = 1;    // of manifests without fea
 inline constexpr std::uint64_t kFeatureVersion = 2;  // of those with some
 inline constexpr std::string_view kViewsFeature = "views";      // the state has views of shared memory
 inline constexpr std::string_view kMetricsFeature = "metrics";  // the manifest has metrics
-inline constexpr std::string_view kOwnVolume = ".";             // the directory that holds the manifests
+// The manifest has digests, and its shards may be those of earlier commits.
+inline constexpr std::string_view kIncrementalFeature = "incremental";
+inline constexpr std::string_view kOwnVolume = ".";  // the directory that holds the manifests
 
 struct Shard {
   std::uint64_t volume = 0;           // index into Manifest::volumes
   std::string file = {};              // a plain name
   std::uint64_t bytes = 0;            // of the whole file
   std::vector<std::uint32_t> crc32c;  // of each chunk of the whole file, the last of which may be shorter
+  std::uint64_t commit = 0;           // the earlier one that wrote it; 0: this one
   bool operator==(const Shard&) const = default;
 };
 
@@ -44,11 +48,19 @@ struct Piece {
   bool operator==(const Piece&) const = default;
 };
 
+// Of consecutive units of a tensor.
+struct DigestRun {
+  std::uint64_t first = 0;  // index of the first unit
+  std::vector<Digest> digests;
+  bool operator==(const DigestRun&) const = default;
+};
+
 struct Tensor {
   std::string name;
   std::string dtype;  // as safetensors names it ("BF16"), or as torch does ("torch.complex128")
-  std::vector<std::uint64_t> shape;  // in elements
-  std::vector<Piece> pieces;         // in the order of the tensor's bytes
+  std::vector<std::uint64_t> shape;     // in elements
+  std::vector<Piece> pieces;            // in the order of the tensor's bytes
+  std::vector<DigestRun> digests = {};  // ascending, without overlap
   bool operator==(const Tensor&) const = default;
 };
 
@@ -68,6 +80,7 @@ struct Manifest {
   std::string time = {};             // of the commit: "2026-01-31T23:59:59Z"
   std::vector<Metric> metrics = {};  // distinct names; only with kMetricsFeature, and then some
   std::uint64_t chunk_bytes = kChunkBytes;
+  std::uint64_t unit_bytes = 0;  // that digests are of; 0: without kIncrementalFeature
   std::uint64_t world_size = 1;
   std::vector<std::string> volumes = {};  // kOwnVolume or absolute paths; each has a directory for the step
   std::vector<Shard> shards = {};
@@ -80,6 +93,9 @@ struct Manifest {
 };
 
 std::uint64_t chunks_of(std::uint64_t bytes, std::uint64_t chunk_bytes);
+
+// Bytes of the shards that this commit wrote itself.
+std::uint64_t bytes_written(const Manifest& manifest);
 
 bool is_plain_file_name(std::string_view name);
 

@@ -49,6 +49,11 @@ Objection of_numbers(const Manifest& manifest) {
       manifest.chunk_bytes > kMaxChunkBytes) {
     return fmt::format("\"chunk_bytes\" is not a power of two in {} .. {}", kMinChunkBytes, kMaxChunkBytes);
   }
+  if (manifest.unit_bytes != 0 &&
+      (!std::has_single_bit(manifest.unit_bytes) || manifest.unit_bytes < kMinChunkBytes ||
+       manifest.unit_bytes > kMaxChunkBytes)) {
+    return fmt::format("\"unit_bytes\" is not a power of two in {} .. {}", kMinChunkBytes, kMaxChunkBytes);
+  }
   if (manifest.world_size == 0 || manifest.world_size > kMaxWorldSize)
     return fmt::format("\"world_size\" is not in 1 .. {}", kMaxWorldSize);
   return std::nullopt;
@@ -57,9 +62,13 @@ Objection of_numbers(const Manifest& manifest) {
 Objection of_features(const Manifest& manifest) {
   std::set<std::string_view> seen;
   for (const std::string& feature : manifest.features) {
-    if ((feature != kViewsFeature && feature != kMetricsFeature) || !seen.insert(feature).second)
+    const bool known =
+        feature == kViewsFeature || feature == kMetricsFeature || feature == kIncrementalFeature;
+    if (!known || !seen.insert(feature).second)
       return "\"features\" has an entry that is unknown or duplicated";
   }
+  if (seen.contains(kIncrementalFeature) != (manifest.unit_bytes != 0))
+    return "\"unit_bytes\" and the feature \"incremental\" require each other";
   if (seen.contains(kMetricsFeature) == manifest.metrics.empty())
     return "\"metrics\" and the feature \"metrics\" require each other";
   std::set<std::string_view> names;
@@ -90,11 +99,28 @@ Objection of_shards(const Manifest& manifest) {
     if (!seen.emplace(shard.volume, shard.file).second)
       return fmt::format("shard \"{}\" is duplicated", shard.file);
     if (shard.bytes > kMaxNumber) return fmt::format("shard \"{}\": \"bytes\" is too large", shard.file);
+    if (shard.commit != 0 && (manifest.unit_bytes == 0 || shard.commit > kMaxNumber)) {
+      return fmt::format("shard \"{}\": \"commit\" is too large, or the feature \"incremental\" is missing",
+                         shard.file);
+    }
     const std::uint64_t chunks = chunks_of(shard.bytes, manifest.chunk_bytes);
     if (shard.crc32c.size() != chunks) {
       return fmt::format("shard \"{}\": it has {} checksums, but {} bytes have {} chunks", shard.file,
                          shard.crc32c.size(), shard.bytes, chunks);
     }
+  }
+  return std::nullopt;
+}
+
+// `units`: how many the tensor has.
+std::optional<std::string_view> objection_to(const std::vector<DigestRun>& runs, std::uint64_t units) {
+  std::uint64_t end = 0;
+  for (const DigestRun& run : runs) {
+    if (run.digests.empty()) return "\"digests\" has an entry without any";
+    if (run.first < end) return "\"digests\" are not ascending";
+    if (run.first > units || run.digests.size() > units - run.first)
+      return "\"digests\" has more units than the tensor";
+    end = run.first + run.digests.size();
   }
   return std::nullopt;
 }
@@ -118,6 +144,12 @@ Objection of_tensor(const Manifest& manifest, const Tensor& tensor) {
     }
     if (__builtin_add_overflow(total, piece.bytes, &total)) return object("its pieces overflow");
   }
+  if (manifest.unit_bytes == 0 && !tensor.digests.empty())
+    return object("it has \"digests\", and the feature \"incremental\" is missing");
+  if (manifest.unit_bytes != 0) {
+    if (const auto why = objection_to(tensor.digests, chunks_of(total, manifest.unit_bytes)))
+      return object(*why);
+  }
   // The sizes of other dtypes are up to whoever introduced them.
   const auto dtype = format::dtype_named(tensor.dtype);
   if (dtype && format::tensor_bytes(*dtype, tensor.shape) != total)
@@ -138,6 +170,12 @@ Objection of_tensors(const Manifest& manifest) {
 
 std::uint64_t chunks_of(std::uint64_t bytes, std::uint64_t chunk_bytes) {
   return bytes / chunk_bytes + (bytes % chunk_bytes == 0 ? 0 : 1);
+}
+
+std::uint64_t bytes_written(const Manifest& manifest) {
+  std::uint64_t bytes = 0;
+  for (const Shard& shard : manifest.shards) bytes += shard.commit == 0 ? shard.bytes : 0;
+  return bytes;
 }
 
 bool is_plain_file_name(std::string_view name) {

@@ -309,6 +309,60 @@ TEST(Manifest, MetricsComeBackAsTheyWere) {
   EXPECT_EQ(format_manifest(measured).error().kind, ErrorKind::invalid_argument);
 }
 
+Manifest incremental() {
+  Manifest manifest = sample();
+  manifest.features = {std::string(kIncrementalFeature)};
+  manifest.unit_bytes = kMinChunkBytes;
+  manifest.shards[0].commit = 3;
+  manifest.tensors[0].digests = {{.first = 0, .digests = {{.ecma = 1, .jones = 0xFEDCBA9876543210}}}};
+  return manifest;
+}
+
+TEST(Manifest, DigestsAndCommitsOfShardsComeBackAsTheyWere) {
+  const Manifest manifest = incremental();
+  const std::string text = *format_manifest(manifest);
+  EXPECT_TRUE(text.starts_with("trunkline checkpoint 2 "));
+  EXPECT_NE(text.find(R"("digests":[[0,"0000000000000001fedcba9876543210"]])"), std::string::npos) << text;
+  EXPECT_NE(text.find(R"(,"commit":3})"), std::string::npos) << text;
+  EXPECT_EQ(*parse_manifest(text, "m"), manifest);
+  EXPECT_EQ(bytes_written(manifest), manifest.shards[1].bytes);
+}
+
+TEST(Manifest, WhatIncrementalManifestsMayNotHave) {
+  const std::string json = json_of(incremental());
+  const auto refused = [&](std::string_view from, std::string_view to, std::string_view why) {
+    std::string other = json;
+    const auto parsed = manifest_from_json(other.replace(other.find(from), from.size(), to), "/d/m");
+    ASSERT_FALSE(parsed) << to;
+    EXPECT_EQ(parsed.error().kind, ErrorKind::format);
+    EXPECT_NE(parsed.error().message.find(why), std::string::npos) << parsed.error().message;
+  };
+  refused("[\"incremental\"]", "[\"views\"]", "require each other");
+  refused("\"unit_bytes\":4096", "\"unit_bytes\":0", "\"unit_bytes\" is 0");
+  refused("\"unit_bytes\":4096", "\"unit_bytes\":4097", "power of two");
+  refused("\"commit\":3}", "\"commit\":0}", "\"commit\" is 0");
+  refused("[0,\"00000000", "[0,\"0000000", "32 lower-case");
+  refused("[0,\"0000000000000001f", "[0,\"0000000000000001F", "32 lower-case");
+  refused("[[0,\"0000000000000001fedcba9876543210\"]]", "[]", "\"digests\" is empty");
+  refused("[[0,\"0000000000000001fedcba9876543210\"]]", "[[0,\"\"]]", "without any");
+  refused("[0,\"0000000000000001f", "[1,\"0000000000000001f", "more units");
+  refused("[0,\"0000000000000001f", "[18446744073709551615,\"0000000000000001f", "more units");
+  refused("\"digests\":[[0,", "\"digests\":[0,[0,", "not [first, digests]");
+  Manifest twice = incremental();
+  twice.tensors[0].digests.push_back(twice.tensors[0].digests[0]);
+  EXPECT_NE(format_manifest(twice).error().message.find("ascending"), std::string::npos);
+  const auto without = [](auto change) {
+    Manifest manifest = sample();
+    change(manifest);
+    return format_manifest(manifest).error().message;
+  };
+  EXPECT_NE(without([](Manifest& m) { m.shards[0].commit = 3; }).find("incremental"), std::string::npos);
+  EXPECT_NE(without([](Manifest& m) {
+              m.tensors[0].digests = {{.first = 0, .digests = {{}}}};
+            }).find("incremental"),
+            std::string::npos);
+}
+
 TEST(Manifest, FormattingRejectsWhatParsingWouldReject) {
   const auto refused = [](auto change, std::string_view why) {
     Manifest manifest = sample();

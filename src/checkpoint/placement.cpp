@@ -107,12 +107,12 @@ Placement place_shards(const std::string& directory, const StoreDescriptor& desc
   placement.volumes = descriptor.volumes;
   if (placement.volumes.empty()) placement.volumes.emplace_back(kOwnVolume);
   find_replaced(directory, descriptor, step, placement);
-  const std::string nonce = random_hex(16);
+  placement.nonce = random_hex(16);
   const std::uint64_t total = std::accumulate(shards.begin(), shards.end(), std::uint64_t{0});
   for (std::size_t volume = 0; volume < shards.size(); ++volume) {
     const std::string where = volume_step_directory(directory, placement.volumes[volume], step);
     for (std::uint64_t i = 0; i < shards[volume]; ++i) {
-      const std::string file = shard_file(placement.shards.size(), total, nonce);
+      const std::string file = shard_file(placement.shards.size(), total, placement.nonce);
       placement.shards.push_back({.volume = volume, .file = file, .bytes = 0, .crc32c = {}});
       placement.paths.push_back(fmt::format("{}/{}", where, file));
     }

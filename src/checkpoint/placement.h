@@ -19,6 +19,7 @@ struct Placement {
   std::vector<std::string> volumes;  // Manifest::volumes
   std::vector<Shard> shards;         // volume and file
   std::vector<std::string> paths;    // of each shard
+  std::string nonce;                 // in the names of the shards
   // Files of the checkpoint of this step that this save replaces: shards and manifest get their access
   // rights. Empty: there is none.
   std::string replaced_shard;

@@ -76,6 +76,33 @@ Status SaveTransaction::check_places() {
   return directories_.check();
 }
 
+Result<ShardLinks> SaveTransaction::link_shards(const Manifest& base, std::span<const std::uint64_t> wanted) {
+  const auto guard = enter();
+  if (phase_ == Phase::ended) return has_ended("link_shards", step_);
+  if (phase_ != Phase::writing || !links_.empty())
+    return invalid("link_shards: must be called once, before commit");
+  if (auto same = check_places(); !same) return std::unexpected(same.error());
+  const DirectoryOps ops = lock_->guarded(state_->ops);
+  ShardLinks made = checkpoint::link_shards(state_->directory, step_, placement_, base, wanted, ops);
+  for (const auto& link : made.links) {
+    if (link) links_.push_back(link->path);
+  }
+  return made;
+}
+
+// Before the manifest is there, so that it never has debris beside it.
+Status SaveTransaction::remove_unused_links(const Manifest& manifest) {
+  std::set<std::string> used;
+  for (std::size_t i = 0; i < manifest.shards.size(); ++i)
+    used.insert(shard_path(state_->directory, manifest, i));
+  const DirectoryOps ops = lock_->guarded(state_->ops);
+  for (const std::string& link : links_) {
+    if (used.contains(link)) continue;
+    if (auto removed = ops.remove_file(link); !removed) return removed;
+  }
+  return {};
+}
+
 Status SaveTransaction::check_shards(const Manifest& manifest) const {
   for (std::size_t i = 0; i < manifest.shards.size(); ++i) {
     const std::string path = shard_path(state_->directory, manifest, i);
@@ -152,7 +179,8 @@ void SaveTransaction::withdraw_manifest(const Commit& commit) {
 // 1. Every shard is written under a name that no manifest knows: the directory of its step is made and
 //    durable by then (Store::begin()), and the name has a nonce of this save. A checkpoint of the same step
 //    that is there already is not touched. Until a manifest names it, a shard is debris to the holder of the
-//    lock.
+//    lock. A shard may be a hard link to one of an earlier checkpoint, whose bytes are durable:
+//    link_shards().
 // 2. Each writer makes the contents of its shards durable (fsync) ...
 // 3. ... then their names (fsync of the directory). It is done here again for all directories, at the cost
 //    of nothing when it was done.
@@ -181,6 +209,7 @@ Result<std::uint64_t> SaveTransaction::commit(Manifest manifest) {
   const auto text = format_manifest(manifest);
   if (!text) return std::unexpected(text.error());
   if (auto whole = check_shards(manifest); !whole) return std::unexpected(whole.error());
+  if (auto removed = remove_unused_links(manifest); !removed) return std::unexpected(removed.error());
   if (auto synced = sync_directories(manifest); !synced) return std::unexpected(synced.error());
   // All that took its time.
   if (auto same = check_places(); !same) return std::unexpected(same.error());

@@ -5,7 +5,9 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "checkpoint/directory_lock.h"
 #include "checkpoint/garbage_collector.h"
@@ -13,6 +15,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/placement.h"
 #include "checkpoint/retention.h"
+#include "checkpoint/shard_links.h"
 #include "checkpoint/store_state.h"
 #include "trunkline/error.h"
 
@@ -35,6 +38,11 @@ class SaveTransaction {
 
   std::uint64_t step() const { return step_; }
   const Placement& placement() const { return placement_; }
+
+  // Before commit(): links shards of an earlier checkpoint into the directories of this one (shard_links.h).
+  // The manifest may name those that were linked; commit() removes the others. Fails once the save has ended
+  // or its places are not those of begin().
+  Result<ShardLinks> link_shards(const Manifest& base, std::span<const std::uint64_t> wanted);
 
   // Makes the shards that were written the checkpoint of the step, durably; an earlier one of the same step
   // is replaced. Gives the manifest its `commit` (returned) and `time`. Every shard must be there with its
@@ -77,6 +85,7 @@ class SaveTransaction {
   void end();
   Status check_places();
   Status check_shards(const Manifest& manifest) const;
+  Status remove_unused_links(const Manifest& manifest);
   Status sync_directories(const Manifest& manifest) const;
   Status write_manifest(const Commit& commit, const std::string& text);
   Status confirm(const Commit& commit, bool replaces);
@@ -89,6 +98,7 @@ class SaveTransaction {
   // Guarded by the state's mutex.
   Phase phase_ = Phase::writing;
   std::uint64_t number_ = 0;
+  std::vector<std::string> links_;  // paths
   std::unique_ptr<DirectoryLock> lock_;
   HeldDirectories directories_;  // into which shards are written; the first, the manifest
 };

@@ -131,6 +131,15 @@ SEEDS: dict[str, dict[str, bytes]] = {
         "metrics-json": compact(
             MANIFEST | {"features": ["metrics"], "metrics": {"loss": 0.25, "none": "NaN", "low": "-Infinity"}}
         ),
+        "incremental-json": compact(
+            MANIFEST
+            | {
+                "features": ["incremental"],
+                "unit_bytes": 4096,
+                "shards": [MANIFEST["shards"][0] | {"commit": 3}, *MANIFEST["shards"][1:]],
+                "tensors": [TENSOR | {"digests": [[0, "0123456789abcdef" * 2]]}],
+            }
+        ),
         "newer": b"trunkline checkpoint 3 crc32c=00000000 bytes=2\n{}",
         "piece-outside": compact(MANIFEST | {"tensors": [TENSOR | {"pieces": [[0, 4990, 24]]}]}),
     },

@@ -247,8 +247,11 @@ class Job(Protocol):
     def begin(self) -> FileSet:
         """Create the files."""
 
-    def commit(self) -> None:
-        """Make them valid; called when they are written, durable and have their names."""
+    def commit(self) -> float | None:
+        """Make them valid; called when they are written, durable and have their names.
+
+        Returns which share of the data they hold, where the rest was saved earlier; None if they hold all.
+        """
 
     def cancel(self) -> None:
         """Make begin() and commit() raise Cancelled soon if they wait for other ranks. Thread-safe."""
@@ -319,6 +322,7 @@ class SaveHandle:
         self._error: BaseException | None = None
         self._observed = False
         self._last_progress = (0, 0)
+        self._share: float | None = None
 
     def _start(self, job: Job) -> None:
         """Begin `job`. If this raises (Ctrl-C, no thread can be started) the save is over, and undone."""
@@ -372,7 +376,7 @@ class SaveHandle:
             self._staged.set()
             files.finish()
             with span("checkpoint", "commit the save", self._subject):
-                job.commit()
+                self._share = job.commit()
         except BaseException as error:
             # A user who cancels a save need not wait for it, also if another rank cancelled it first.
             by_user = self._cancelled and not self._interrupted
@@ -501,6 +505,13 @@ class SaveHandle:
         """Return the bytes written so far, and the bytes to write in total."""
         files = self._files
         return files.progress() if files is not None else self._last_progress
+
+    def written_share(self) -> float | None:
+        """Return which share of the state's bytes was written, 0.0 to 1.0: the rest had not changed.
+
+        Of all ranks together. None until the save is over, and without Checkpointer(..., incremental=True).
+        """
+        return self._share
 
     def _wait_for_end(self) -> None:
         self._done.wait()

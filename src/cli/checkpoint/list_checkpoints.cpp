@@ -75,7 +75,7 @@ int list_checkpoints(const CheckpointArguments& arguments) {
   const std::optional<std::uint64_t>& last = *latest;
   document["latest"] = last ? Json(*last) : Json();
   document["checkpoints"] = Json::array();
-  TextTable table({"step", "commit", "time", "ranks", "shards", "tensors", "size", ""});
+  TextTable table({"step", "commit", "time", "ranks", "shards", "tensors", "size", "written", ""});
   bool whole = true;
   for (const std::uint64_t step : *steps) {
     const std::string mark = step == last ? "latest" : "";
@@ -85,7 +85,7 @@ int list_checkpoints(const CheckpointArguments& arguments) {
     if (!manifest) {
       whole = false;
       document["checkpoints"].push_back({{"step", step}, {"error", error_json(manifest.error())}});
-      table.add({fmt::format("{}", step), "", "", "", "", "", "",
+      table.add({fmt::format("{}", step), "", "", "", "", "", "", "",
                  fmt::format("{}{}", mark.empty() ? mark : mark + ", ", state_of(manifest.error()))});
       print_problem("ls", manifest.error().message);
       continue;
@@ -110,10 +110,12 @@ int list_checkpoints(const CheckpointArguments& arguments) {
                                        {"shards", manifest->shards.size()},
                                        {"tensors", manifest->tensors.size()},
                                        {"bytes", bytes},
+                                       {"bytes_written", bytes_written(*manifest)},
                                        {"is_complete", is_complete}});
     table.add({fmt::format("{}", step), fmt::format("{}", manifest->commit), manifest->time,
                fmt::format("{}", manifest->world_size), fmt::format("{}", manifest->shards.size()),
                fmt::format("{}", manifest->tensors.size()), format_bytes(bytes),
+               format_bytes(bytes_written(*manifest)),
                is_complete    ? mark
                : mark.empty() ? "incomplete"
                               : mark + ", incomplete"});

@@ -30,6 +30,12 @@ std::vector<std::uint64_t> shards_of(const Tensor& tensor) {
   return shards;
 }
 
+// The commit that wrote a shard.
+std::uint64_t commit_of(const Manifest& manifest, std::size_t shard) {
+  const std::uint64_t commit = manifest.shards[shard].commit;
+  return commit == 0 ? manifest.commit : commit;
+}
+
 // JSON has no numbers that are not finite.
 Json metrics_json(const Manifest& manifest) {
   Json metrics = Json::object();
@@ -49,10 +55,12 @@ Json to_json(const CheckpointArguments& arguments, const std::string& directory,
   document["metrics"] = metrics_json(manifest);
   document["chunk_bytes"] = manifest.chunk_bytes;
   document["bytes"] = bytes_to_verify(manifest);
+  document["bytes_written"] = bytes_written(manifest);
   document["shards"] = Json::array();
   for (std::size_t i = 0; i < manifest.shards.size(); ++i) {
     document["shards"].push_back({{"path", checkpoint::shard_path(directory, manifest, i)},
                                   {"bytes", manifest.shards[i].bytes},
+                                  {"commit", commit_of(manifest, i)},
                                   {"chunks", manifest.shards[i].crc32c.size()}});
   }
   document["tensors"] = Json::array();
@@ -75,10 +83,11 @@ std::string to_text(const std::string& directory, const Manifest& manifest) {
   }
   text += "\n";
   if (!manifest.shards.empty()) {
-    TextTable shards({"shard", "size", "chunks", "path"});
+    TextTable shards({"shard", "size", "chunks", "commit", "path"});
     for (std::size_t i = 0; i < manifest.shards.size(); ++i) {
       shards.add({fmt::format("{}", i), format_bytes(manifest.shards[i].bytes),
                   fmt::format("{}", manifest.shards[i].crc32c.size()),
+                  fmt::format("{}", commit_of(manifest, i)),
                   printable(checkpoint::shard_path(directory, manifest, i))});
     }
     text += shards.render() + "\n";
@@ -92,9 +101,15 @@ std::string to_text(const std::string& directory, const Manifest& manifest) {
     }
     text += tensors.render() + "\n";
   }
-  return text + fmt::format("{} in {} tensor{} and {} shard{}\n", format_bytes(bytes_to_verify(manifest)),
-                            manifest.tensors.size(), manifest.tensors.size() == 1 ? "" : "s",
-                            manifest.shards.size(), manifest.shards.size() == 1 ? "" : "s");
+  text += fmt::format("{} in {} tensor{} and {} shard{}\n", format_bytes(bytes_to_verify(manifest)),
+                      manifest.tensors.size(), manifest.tensors.size() == 1 ? "" : "s",
+                      manifest.shards.size(), manifest.shards.size() == 1 ? "" : "s");
+  const std::uint64_t written = bytes_written(manifest);
+  if (manifest.unit_bytes != 0) {
+    text += fmt::format("{} of that written by this commit; the rest is in shards of earlier ones\n",
+                        format_bytes(written));
+  }
+  return text;
 }
 
 }  // namespace

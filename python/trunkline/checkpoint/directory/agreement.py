@@ -5,12 +5,19 @@ from typing import Any
 
 from trunkline import _core
 from trunkline.checkpoint.directory.retention import Rules
+from trunkline.checkpoint.directory.step_increment import IncrementRules
 from trunkline.checkpoint.ranks.group import Ranks, rank_error
 from trunkline.checkpoint.ranks.outcomes import await_result, join, publish_result, together
 
 
 def open_store(
-    ranks: Ranks, directory: str, volumes: list[str] | None, writers: list[int], rules: Rules, fresh: bool
+    ranks: Ranks,
+    directory: str,
+    volumes: list[str] | None,
+    writers: list[int],
+    rules: Rules,
+    fresh: bool,
+    increments: IncrementRules | None = None,
 ) -> Any:
     """Open the directory on rank 0 first: the others then find what it created and recorded."""
     exchange = ranks.exchange("Checkpointer()")
@@ -24,6 +31,8 @@ def open_store(
         "keep": rules.keep,
         "keep_every": rules.every,
         "keep_best": None if rules.best is None else list(rules.best),
+        "incremental": increments is not None,
+        "full_every": None if increments is None else increments.full_every,
     }
 
     def opened() -> Any:

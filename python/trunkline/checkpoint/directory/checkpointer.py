@@ -34,6 +34,7 @@ from trunkline.checkpoint.directory.arguments import Writers, names_of, ranks_of
 from trunkline.checkpoint.directory.part import Verify, Wanted
 from trunkline.checkpoint.directory.retention import KeepBest, Metrics, Rules, metrics_argument
 from trunkline.checkpoint.directory.running_saves import await_saves_into
+from trunkline.checkpoint.directory.step_increment import IncrementRules
 from trunkline.checkpoint.directory.step_load import load_state
 from trunkline.checkpoint.directory.step_save import SaveContext, StepSave, retry_while_locked, warnings_of
 from trunkline.checkpoint.directory.step_source import StepSource
@@ -103,6 +104,12 @@ class Checkpointer:
     `timeout` seconds, the save fails on all others with an error that names it; earlier checkpoints stay
     intact. Ranks are counted within the process group, here and in errors.
 
+    incremental: write only what changed since the last checkpoint of this directory, and link the rest (hard
+    links): each step still loads alone, and removing one breaks no other. Pays for frozen weights, adapters,
+    and embeddings; the state of an optimizer usually changes everywhere. full_every: bytes are written again
+    once `full_every` - 1 checkpoints have shared them (None: never), which bounds what damage to one file can
+    reach. Earlier versions of trunkline reject such checkpoints.
+
     staging_bytes: memory for background saves (int or str; None: half of the engine's pinned budget); larger
     states are streamed through it. Thread-safe, except for the order of collective calls.
     """
@@ -119,6 +126,8 @@ class Checkpointer:
         process_group: Any = None,
         writers: Writers = "rank",
         timeout: float = 300.0,
+        incremental: bool = False,
+        full_every: SupportsIndex | None = None,
         staging_bytes: "int | str | None" = None,
         engine: Engine | None = None,
     ) -> None:
@@ -134,6 +143,7 @@ class Checkpointer:
         are not named like step-00000300, and of files that could not be cleaned up.
         """
         rules = Rules.of(keep, keep_every, keep_best)
+        increments = IncrementRules.of(incremental, full_every)
         fresh = bool_argument(fresh, "fresh")
         timeout = seconds_argument(timeout)
         if timeout <= 0:
@@ -153,8 +163,8 @@ class Checkpointer:
         self._must_check_early = True  # save() checks for other checkpoints first; not after a load() or save
         self._absolute = absolute_path(directory, "directory")
         self._wait_for_others()
-        store = open_store(self._ranks, self._absolute, names, chosen, rules, fresh)
-        self._context = SaveContext(store, self._ranks, chosen, rules, staging_bytes, engine)
+        store = open_store(self._ranks, self._absolute, names, chosen, rules, fresh, increments)
+        self._context = SaveContext(store, self._ranks, chosen, rules, staging_bytes, engine, increments)
         self._context.rebase(self._ranks.collectives())
         if self._ranks.rank == 0:
             if (about_disks := about_missing_disks(names or ())) is not None:

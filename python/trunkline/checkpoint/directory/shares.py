@@ -10,7 +10,7 @@ BLOCK_BYTES = 1 << 20
 # Tensors of up to this size stay whole; larger ones may be cut, but into no tiny pieces.
 WHOLE_BYTES = BLOCK_BYTES // 2
 _MIN_PIECE_BYTES = BLOCK_BYTES // 8
-# Tensors are cut at multiples of this, from their start: at pages, and between elements of every dtype.
+# Where tensors are cut: at pages, and between elements of every dtype.
 _CUT_BYTES = 4096
 
 
@@ -36,13 +36,16 @@ def spread(total_bytes: int, writers: int, volumes: int) -> Spread:
     return Spread(used, max(1, min(volumes, blocks // used)))
 
 
-def divide(sizes: Sequence[int], shards: int) -> list[list[Piece]]:
-    """Cut tensors of `sizes` bytes, end to end, into `shards` parts whose bytes differ by at most a block."""
+def divide(sizes: Sequence[int], shards: int, *, cut_bytes: int = _CUT_BYTES) -> list[list[Piece]]:
+    """Cut tensors of `sizes` bytes, end to end, into `shards` parts whose bytes differ by at most a block.
+
+    cut_bytes: tensors are cut at multiples of this, from their start; at most a quarter of a block.
+    """
     ends = list(accumulate(sizes))
     total = ends[-1] if ends else 0
     cuts = [0]
     for shard in range(1, shards):
-        cuts.append(max(cuts[-1], _snap(total * shard // shards, sizes, ends)))
+        cuts.append(max(cuts[-1], _snap(total * shard // shards, sizes, ends, cut_bytes)))
     cuts.append(total)
     return [_between(cuts[shard], cuts[shard + 1], sizes, ends) for shard in range(shards)]
 
@@ -60,14 +63,14 @@ def limited(pieces: list[Piece], costs: Sequence[int], limit: int) -> list[list[
     return parts
 
 
-def _snap(wanted: int, sizes: Sequence[int], ends: Sequence[int]) -> int:
+def _snap(wanted: int, sizes: Sequence[int], ends: Sequence[int], cut_bytes: int) -> int:
     """Move a cut by at most a quarter of a block to an allowed place."""
     index = bisect_right(ends, wanted)
     if index == len(ends):
         return wanted
     begin, end = ends[index] - sizes[index], ends[index]
     if sizes[index] > WHOLE_BYTES:
-        inside = begin + round((wanted - begin) / _CUT_BYTES) * _CUT_BYTES
+        inside = begin + round((wanted - begin) / cut_bytes) * cut_bytes
         if begin + _MIN_PIECE_BYTES <= inside <= end - _MIN_PIECE_BYTES:
             return inside
     return begin if wanted - begin <= end - wanted else end

@@ -21,8 +21,15 @@ from trunkline._tensor_io.tensors import contiguous
 from trunkline._waits import Wait
 from trunkline._warnings import caller, warn_without_failing
 from trunkline.checkpoint.directory import shards as shard_files
+from trunkline.checkpoint.directory.increments import INCREMENTAL, UNIT_BYTES
 from trunkline.checkpoint.directory.retention import METRICS, Rules, metrics_in_manifest
 from trunkline.checkpoint.directory.shares import Piece, Spread, divide, limited, spread
+from trunkline.checkpoint.directory.step_increment import (
+    IncrementRules,
+    StepIncrement,
+    Written,
+    assemble,
+)
 from trunkline.checkpoint.ranks.group import Exchange, Ranks, rank_error
 from trunkline.checkpoint.ranks.outcomes import (
     await_result,
@@ -64,6 +71,7 @@ class SaveContext:
     rules: Rules
     staging_bytes: "int | str | None"
     engine: Engine | None
+    increments: IncrementRules | None = None  # None: all is written
     # Identity (or _NOT_LOADED ...) and step of the checkpoint that this rank loaded last, since the last save
     # of all ranks.
     loaded: tuple[str, int] | None = None
@@ -209,6 +217,10 @@ class StepSave:
         self._skeleton, tensors, self._features = flatten_with_features(state)
         if metrics:
             self._features = [*self._features, METRICS]
+        rules = context.increments
+        self._increment = None if rules is None else StepIncrement(rules, context.store)
+        if rules is not None:
+            self._features = [*self._features, INCREMENTAL]
         with GcPause():
             self._described = [shard_files.TensorRecord.of(name, tensor) for name, tensor in tensors.items()]
         # In this thread, whose current CUDA stream orders the copies.
@@ -247,6 +259,7 @@ class StepSave:
             self._placement = await_result(self._exchange, "placed")
             self._compare(self._exchange.rank)
             self._lay_out(len(self._placement["volumes"]))
+            self._split(len(self._placement["shards"]) // max(1, len(self._parts)))
         rank = self._context.ranks.rank
         if rank in self._context.writers[: self._layout.writers]:
             own = self._context.writers.index(rank)
@@ -261,6 +274,7 @@ class StepSave:
             del sources
             self._tensors = []  # the traceback would keep them alive
             raise problem
+        self._compare_with_base()
         layouts = []
         for index in self._mine:
             with GcPause():
@@ -291,18 +305,48 @@ class StepSave:
         )
         return self._files
 
-    def commit(self) -> None:
-        """Steps b and c, once the files of this rank are durable."""
+    def _split(self, shards_of_a_part: int) -> None:
+        """Let each part have so many shards; _compare_with_base() divides its pieces among them."""
+        self._whole_parts = len(self._parts)
+        self._parts += [[] for _ in range(self._whole_parts * (shards_of_a_part - 1))]
+        self._writer_and_volume *= shards_of_a_part
+
+    def _compare_with_base(self) -> None:
+        """For an incremental save: leave only what this rank writes in its parts, and drop empty shards."""
+        if self._increment is None:
+            return
+        whole = [index for index in self._mine if index < self._whole_parts]
+        increment = self._increment.compare(
+            self._tensors,
+            self._described,
+            self._streams,
+            [self._parts[index] for index in whole],
+            self._placement["base"],
+        )
+        for index, changed, steady in zip(whole, increment.changed, increment.steady, strict=True):
+            self._parts[index] = changed
+            if steady:
+                self._parts[index + self._whole_parts] = steady
+        self._mine = [index for index in self._mine if self._parts[index]]
+
+    def commit(self) -> float | None:
+        """Steps b and c, once the files of this rank are durable. Returns which share was written."""
         with GcPause():
-            written = [self._written(number, index) for number, index in enumerate(self._mine)]
+            report: dict[str, Any] = {
+                "shards": [self._written(number, index) for number, index in enumerate(self._mine)]
+            }
+        if self._increment is not None:
+            report["increment"] = self._increment.written().in_json()
         exchange = self._exchange
         if exchange is None:
-            self._commit(written)
+            outcome = self._commit([report])
         elif exchange.rank == 0:
-            publish_result(exchange, "committed", lambda: self._commit(self._gather(exchange, written)))
+            outcome = publish_result(
+                exchange, "committed", lambda: self._commit(self._gather(exchange, report))
+            )
         else:
-            exchange.post("written", {"shards": written})
-            self._await_commit(exchange)
+            exchange.post("written", report)
+            outcome = self._await_commit(exchange)
         if exchange is not None:
             self._exchange = None  # errors from now on are not published
             exchange.__exit__(None, None, None)
@@ -310,10 +354,12 @@ class StepSave:
             self._context.forget_loads()
         if self._context.ranks.rank == 0:
             self._clean_up()
+        share: float | None = outcome["share"]
+        return share
 
-    def _await_commit(self, exchange: Exchange) -> None:
+    def _await_commit(self, exchange: Exchange) -> Any:
         try:
-            await_result(exchange, "committed")
+            return await_result(exchange, "committed")
         except Cancelled as error:
             # Rank 0 may have read this rank's report: the exception publishes the cancellation, maybe too
             # late.
@@ -395,8 +441,9 @@ class StepSave:
         sizes = [about.nbytes for about in self._described]
         total = sum(sizes)
         self._layout = spread(total, len(self._context.writers), max(1, volumes))
+        cuts = {} if self._increment is None else {"cut_bytes": UNIT_BYTES}
         with GcPause():
-            parts = divide(sizes, self._layout.writers * self._layout.volumes) if total else []
+            parts = divide(sizes, self._layout.writers * self._layout.volumes, **cuts) if total else []
             self._parts, self._writer_and_volume = [], []
             costs: list[int] = []
             for number, part in enumerate(parts):
@@ -411,6 +458,7 @@ class StepSave:
     def _shards_per_volume(self) -> list[int]:
         volumes = max(1, len(self._context.store.volumes))
         self._lay_out(volumes)
+        self._split(1 if self._increment is None else self._increment.shards_of_a_part())
         used = collections.Counter(volume for _, volume in self._writer_and_volume)
         return [used[volume] for volume in range(volumes)]
 
@@ -443,6 +491,7 @@ class StepSave:
             "marks": [] if self._exchange is None else marks_of(self._skeleton),
             "collectives": self._collectives,
             "loaded": self._loaded,
+            "base": None if self._increment is None else self._increment.offer(self._save, self._caller),
         }
 
     def _lock(self) -> CheckpointSave:
@@ -527,8 +576,8 @@ class StepSave:
             "another checkpoint on one rank, use another Checkpointer(..., process_group=False)"
         )
 
-    def _gather(self, exchange: Exchange, written: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        shards = list(written)
+    def _gather(self, exchange: Exchange, own: dict[str, Any]) -> list[dict[str, Any]]:
+        reports = [own]
         for rank in range(1, exchange.size):
             report = exchange.read("written", rank)
             if "error" in report:
@@ -538,14 +587,21 @@ class StepSave:
                     mark_earlier(failed)
                 failed.is_cancellation = report["cancelled"]
                 raise failed
-            shards += report["shards"]
-        return sorted(shards, key=lambda shard: int(shard["index"]))
+            reports.append(report)
+        return reports
 
-    def _commit(self, written: list[dict[str, Any]]) -> None:
-        shards = [
-            {**self._placement["shards"][shard["index"]], "bytes": shard["bytes"], "crc32c": shard["crc32c"]}
-            for shard in written
-        ]
+    def _commit(self, reports: list[dict[str, Any]]) -> dict[str, Any]:
+        with GcPause():
+            whole = assemble(
+                len(self._described),
+                self._placement["shards"],
+                sorted(
+                    (shard for report in reports for shard in report["shards"]),
+                    key=lambda shard: int(shard["index"]),
+                ),
+                [] if self._increment is None else self._increment.links,
+                [Written.from_json(report["increment"]) for report in reports if "increment" in report],
+            )
         assert self._save is not None
         self._save.commit(
             {
@@ -553,23 +609,30 @@ class StepSave:
                 "chunk_bytes": shard_files.CHUNK_BYTES,
                 "world_size": self._context.ranks.size,
                 "volumes": self._placement["volumes"],
-                "shards": shards,
+                "shards": whole.shards,
                 "state": self._skeleton,
+                **({} if self._increment is None else {"unit_bytes": UNIT_BYTES}),
                 **({"features": self._features} if self._features else {}),
                 **({"metrics": metrics_in_manifest(self._metrics)} if self._metrics else {}),
             },
-            self._tensors_of(written),
+            [
+                (about.name, about.dtype, about.shape, pieces, digests)
+                for about, pieces, digests in zip(self._described, whole.pieces, whole.digests, strict=True)
+            ],
         )
+        return {"share": self._share_written(whole.bytes_referenced)}
 
-    def _tensors_of(self, written: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-        """Return the manifest's entries of the tensors."""
-        with GcPause():
-            pieces: list[list[tuple[int, int, int]]] = [[] for _ in self._described]
-            for shard in written:  # in order, and so the pieces of each tensor
-                index = shard["index"]
-                for tensor, begin, end, offset in shard["pieces"]:
-                    pieces[tensor].append((index, offset, end - begin))
-            return [
-                (about.name, about.dtype, about.shape, where)
-                for about, where in zip(self._described, pieces, strict=True)
-            ]
+    def _share_written(self, referenced: int) -> float | None:
+        """Return which share of the state was written; None unless the save is incremental."""
+        if self._increment is None:
+            return None
+        total = sum(about.nbytes for about in self._described)
+        share = 1.0 - referenced / total if total else 1.0
+        _log.info(
+            "%s: wrote %d of %d bytes of tensors (%.1f %%); the rest is unchanged",
+            self._what(),
+            total - referenced,
+            total,
+            100 * share,
+        )
+        return share
