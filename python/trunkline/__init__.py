@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from trunkline.checkpoint.directory.open_tensors import open_tensors
     from trunkline.checkpoint.load import load
     from trunkline.checkpoint.save import SaveHandle, save, save_async
+    from trunkline.checkpoint.tiers.tier import Tier
 
 __all__ = [
     "Buffer",
@@ -90,6 +91,7 @@ __all__ = [
     "Read",
     "SaveHandle",
     "TensorReader",
+    "Tier",
     "Timeout",
     "Unsupported",
     "Volume",
@@ -123,6 +125,7 @@ _LAZY_NAMES = {
     "Checkpointer": "trunkline.checkpoint.directory.checkpointer",
     "SaveHandle": "trunkline.checkpoint.save",
     "TensorReader": "trunkline._formats.tensor_reader",
+    "Tier": "trunkline.checkpoint.tiers.tier",
     "export_checkpoint": "trunkline._checkpoint_tools.export",
     "load": "trunkline.checkpoint.load",
     "open_tensors": "trunkline.checkpoint.directory.open_tensors",

@@ -1,16 +1,23 @@
 """What the ranks of a Checkpointer do together: opening the directory, and agreeing on a result."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from trunkline import _core
 from trunkline.checkpoint.directory.retention import Rules
 from trunkline.checkpoint.ranks.group import Ranks, rank_error
 from trunkline.checkpoint.ranks.outcomes import await_result, join, publish_result, together
+from trunkline.checkpoint.tiers.tier import Tier
 
 
 def open_store(
-    ranks: Ranks, directory: str, volumes: list[str] | None, writers: list[int], rules: Rules, fresh: bool
+    ranks: Ranks,
+    directory: str,
+    volumes: list[str] | None,
+    writers: list[int],
+    rules: Rules,
+    fresh: bool,
+    tiers: Sequence[Tier] = (),
 ) -> Any:
     """Open the directory on rank 0 first: the others then find what it created and recorded."""
     exchange = ranks.exchange("Checkpointer()")
@@ -24,6 +31,7 @@ def open_store(
         "keep": rules.keep,
         "keep_every": rules.every,
         "keep_best": None if rules.best is None else list(rules.best),
+        "tiers": [tier.options() for tier in tiers],
     }
 
     def opened() -> Any:
