@@ -269,6 +269,34 @@ def test_a_damaged_original_is_reported_and_does_not_block_others(run: Path, tie
     assert steps_in(tier) == [2]
 
 
+def test_a_missing_shard_is_reported_and_does_not_block_others(run: Path, tier: Path) -> None:
+    checkpoints = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
+    with nothing_copied_to(tier):
+        save_all(checkpoints, 1, 2)
+        [shard] = run.glob("step-00000001/shard-*")
+        shard.unlink()
+    with pytest.raises(tl.Corrupt, match=f"{shard} is missing; mount its disk"):
+        checkpoints.wait_drained()
+    assert steps_in(tier) == [2]
+
+
+def test_a_step_that_is_removed_while_it_is_copied_is_no_failure(
+    run: Path, tier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_original = StepCopy._open
+
+    def remove_first(self: StepCopy, shard: Any) -> Any:
+        shutil.rmtree(run / "step-00000001", ignore_errors=True)  # as another process
+        return open_original(self, shard)
+
+    checkpoints = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
+    with nothing_copied_to(tier):
+        save_all(checkpoints, 1, 2)
+    monkeypatch.setattr(StepCopy, "_open", remove_first)
+    checkpoints.wait_drained()
+    assert steps_in(tier) == [2]
+
+
 def test_a_copy_is_verified_before_it_is_committed(
     run: Path, tier: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

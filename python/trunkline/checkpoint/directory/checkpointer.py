@@ -16,7 +16,7 @@ from trunkline._arguments import (
     shown_step,
     step_argument,
 )
-from trunkline._core import Engine
+from trunkline._core import CheckpointStore, Engine
 from trunkline._errors import Corrupt, Error, Format, Unsupported, add_note
 from trunkline._exit_hook import check_threads_run
 from trunkline._formats.checkpoint_names import dangling_steps, misnamed_steps
@@ -471,14 +471,17 @@ class Checkpointer:
 
     def _make_readers(self) -> list[StepReader]:
         """Return what reads the directory itself, and then each tier. It does not refer to this object."""
-        tiers, engine = self._tiers, self._engine
+        context, tiers, engine = self._context, self._tiers, self._engine
 
         def copies_of(step: int) -> list[str]:
             return tiers.locations().get(step, [])[1:] if tiers else []
 
+        def of_tier(store: CheckpointStore) -> StepReader:
+            return StepReader(lambda: store, store.directory, engine)
+
         return [
-            StepReader(self._context.store, self._absolute, engine, copies_of),
-            *(StepReader(store, store.directory, engine) for store in tiers.stores()[1:]),
+            StepReader(lambda: context.store, self._absolute, engine, copies_of),
+            *map(of_tier, tiers.stores()[1:]),
         ]
 
     def _begin_together(

@@ -21,16 +21,21 @@ class StepReader:
 
     def __init__(
         self,
-        store: CheckpointStore,
+        store: Callable[[], CheckpointStore],
         directory: str,
         engine: Engine | None,
         copies_of: Callable[[int], Sequence[str]] = lambda step: (),
     ) -> None:
-        """`directory`: of `store`, absolute. copies_of: returns the other directories that have a step."""
-        self.store = store
+        """`store`: returns that of `directory`, an absolute path. copies_of: returns where else a step is."""
+        self._store = store
         self.directory = directory
         self._engine = engine
         self._copies_of = copies_of
+
+    @property
+    def store(self) -> CheckpointStore:
+        """The store of the directory."""
+        return self._store()
 
     def open_manifest(self, step: int) -> CheckpointManifest:
         """Read the manifest of a step."""

@@ -35,7 +35,7 @@ class DamagedOriginalError(Exception):
     """The step that is copied does not match its checksums: no copy of it will succeed."""
 
     def __init__(self, error: Corrupt) -> None:
-        """`error`: which names the file."""
+        """`error`: names the file."""
         super().__init__(str(error))
         self.error = error
 
@@ -90,8 +90,8 @@ class StepCopy:
 
         before_commit: called once the tier's directory has its descriptor.
 
-        Raises DamagedOriginalError; Cancelled; FileNotFoundError if the step was removed meanwhile; the
-        errors of the tier.
+        Raises DamagedOriginalError, also if the step was removed meanwhile; Cancelled; the errors of the
+        tier.
         """
         save = retry_while_locked(self._begin)
         try:
@@ -135,7 +135,7 @@ class StepCopy:
 
     def _copy(self, shard: _Shard, memory: Sequence[memoryview]) -> None:
         with (
-            _core.open(shard.path, engine=self._engine, direct="unless_cached") as source,
+            self._open(shard) as source,
             _core.open(shard.copy, "x", engine=self._engine) as copy,
         ):
             if source.size != shard.nbytes:
@@ -149,6 +149,19 @@ class StepCopy:
                 copy.pwrite(window, begin)
                 self._end_window(len(window), time.monotonic() - began)
             copy.sync()
+
+    def _open(self, shard: _Shard) -> File:
+        try:
+            return _core.open(shard.path, engine=self._engine, direct="unless_cached")
+        except FileNotFoundError:
+            raise DamagedOriginalError(
+                Corrupt(
+                    None,
+                    f"{shard.path} is missing; mount its disk if it is not mounted. Step "
+                    f"{self._manifest.step} was not copied to {self._tier.directory}",
+                    shard.path,
+                )
+            ) from None
 
     def _verify(self, shard: _Shard, memory: Sequence[memoryview]) -> None:
         with _core.open(shard.copy, engine=self._engine) as copy:

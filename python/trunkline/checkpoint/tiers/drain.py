@@ -208,12 +208,11 @@ class Drain:
                 raise
             return False
         except DamagedOriginalError as error:
-            self._damaged.add(commit)
-            self._fail(commit, error.error)
+            if not self._is_gone(commit):
+                self._damaged.add(commit)
+                self._fail(commit, error.error)
             return True
         except Exception as error:
-            if isinstance(error, FileNotFoundError) and self._is_gone(commit):
-                return True
             self._settled = self._settled | set(self._queue)
             self._fail(commit, error)
             return False
