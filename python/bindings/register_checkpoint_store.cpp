@@ -234,7 +234,8 @@ std::vector<checkpoint::Tensor> tensors_argument(const nb::list& values) {
 
 // Placeholders for the fields that the store fills in, so that the text parses as a manifest.
 std::uint64_t commit(const SaveObject& self, nb::handle manifest_value,
-                     const std::optional<nb::list>& tensors) {
+                     const std::optional<nb::list>& tensors, nb::handle first_number_value) {
+  const std::uint64_t first_number = count_argument(first_number_value, "first_number");
   if (!PyDict_Check(manifest_value.ptr()))
     raise_type_error("manifest: must be a dict, not " + shown_type(manifest_value));
   const nb::object whole = nb::steal(PyDict_Copy(manifest_value.ptr()));
@@ -244,7 +245,12 @@ std::uint64_t commit(const SaveObject& self, nb::handle manifest_value,
   if (tensors) whole["tensors"] = nb::list();
   Manifest manifest = manifest_argument(whole);
   if (tensors) manifest.tensors = tensors_argument(*tensors);
-  auto committed = call_unlocked([&] { return self.save->commit(std::move(manifest)); });
+  auto committed = call_unlocked([&] { return self.save->commit(std::move(manifest), first_number); });
+  return unwrap(std::move(committed));
+}
+
+std::uint64_t commit_copy(const SaveObject& self, const ManifestObject& original) {
+  auto committed = call_unlocked([&] { return self.save->commit_copy(*original.manifest); });
   return unwrap(std::move(committed));
 }
 
@@ -275,10 +281,11 @@ std::pair<nb::list, nb::object> link(const SaveObject& self, const ManifestObjec
 using BestTuple = std::tuple<std::string, std::string, std::uint64_t>;
 
 nb::dict retain(const SaveObject& self, nb::handle keep_value, nb::handle every_value,
-                const std::optional<BestTuple>& best) {
+                const std::optional<BestTuple>& best, const std::vector<std::uint64_t>& steps) {
   std::optional<std::uint64_t> keep;
   if (!keep_value.is_none()) keep = count_argument(keep_value, "keep");
   checkpoint::AlsoKeep also;
+  also.steps.insert(steps.begin(), steps.end());
   if (!every_value.is_none()) also.every = count_argument(every_value, "every");
   if (best) {
     using checkpoint::BestRule;
@@ -337,6 +344,24 @@ std::vector<std::uint64_t> steps(const StoreObject& self) {
 
 std::optional<std::uint64_t> latest(const StoreObject& self) {
   return unwrap(call_interruptibly([store = self.store] { return store->latest(); }));
+}
+
+nb::list tiers(const StoreObject& self) {
+  nb::list list;
+  for (const checkpoint::RecordedTier& tier :
+       unwrap(call_interruptibly([store = self.store] { return store->tiers(); })))
+    list.append(nb::make_tuple(decode_path(tier.directory), tier.id));
+  return list;
+}
+
+void record_tiers(const StoreObject& self, const nb::list& values) {
+  std::vector<checkpoint::RecordedTier> tiers;
+  for (const nb::handle value : values) {
+    const auto fields = nb::cast<nb::tuple>(value);
+    if (fields.size() != 2) raise_value_error("tiers: must hold tuples of directory and id");
+    tiers.push_back({.directory = path_argument(fields[0], "tiers"), .id = nb::cast<std::string>(fields[1])});
+  }
+  unwrap(call_unlocked([&] { return self.store->record_tiers(tiers); }));
 }
 
 nb::object read_manifest(const StoreObject& self, nb::handle step_value) {
@@ -427,30 +452,41 @@ void register_checkpoint_save(nb::module_& module) {
            "was not.\n"
            "commit() removes those that its manifest does not name.")
       .def(
-          "commit", &commit, "manifest"_a.none(), "tensors"_a = nb::none(),
+          "commit", &commit, "manifest"_a.none(), "tensors"_a = nb::none(), nb::kw_only(),
+          "first_number"_a = 1,
           nb::sig("def commit(self, manifest: dict[str, typing.Any], tensors: list[tuple[str, str, "
                   "tuple[int, ...], list[tuple[int, int, int]]] | tuple[str, str, tuple[int, ...], "
-                  "list[tuple[int, int, int]], list[tuple[int, bytes]]]] | None = None) -> int"),
+                  "list[tuple[int, int, int]], list[tuple[int, bytes]]]] | None = None, *, "
+                  "first_number: int = 1) -> int"),
           "Makes what was written, durably, the checkpoint of the step; returns the number of the commit.\n\n"
           "tensors: in place of those of the manifest, as tuples of name, dtype, shape, pieces and, with the "
           "feature\n"
           "\"incremental\", digests (first unit of each run, 16 bytes for each unit).\n"
+          "first_number: the least number of the commit.\n"
           "\"commit\" and \"time\" of the manifest are given to it here. Raises ValueError for a manifest "
           "that readers\n"
           "would refuse, and for a save that was committed or has ended; Corrupt for a shard of another "
           "size. "
           "After an\n"
           "Error it is open whether the checkpoint is there.")
+      .def("commit_copy", &commit_copy, "original"_a,
+           nb::sig("def commit_copy(self, original: CheckpointManifest) -> int"),
+           "The same for a copy of a checkpoint of another directory, whose shards were copied to the paths "
+           "of\n"
+           "the placement, in their order. It keeps the number of its commit. Raises FileExistsError if the "
+           "directory\n"
+           "has that number or a higher one.")
       .def("retain", &retain, "keep"_a = nb::none(), nb::kw_only(), "every"_a = nb::none(),
-           "best"_a = nb::none(),
+           "best"_a = nb::none(), "steps"_a = std::vector<std::uint64_t>(),
            nb::sig("def retain(self, keep: int | None = None, *, every: int | None = None, best: tuple[str, "
-                   "typing.Literal['min', 'max'], int] | None = None) -> dict[str, typing.Any]"),
+                   "typing.Literal['min', 'max'], int] | None = None, steps: "
+                   "collections.abc.Sequence[int] = ()) -> dict[str, typing.Any]"),
            "After commit: removes what it replaced, and all but the last `keep` checkpoints by their "
            "commits.\n\n"
            "Those stay, too, whose step is a multiple of `every`, and the `best`: a metric, which values of "
            "it "
            "are\n"
-           "better, and how many.")
+           "better, and how many; and those of `steps`.")
       .def(
           "release", [](const SaveObject& self) { call_unlocked([&] { self.save->release(); }); },
           "Ends the save; what was not committed stays for collect(). Nothing if it has ended.")
@@ -484,7 +520,10 @@ void define_continuation(StoreClass& store) {
 }
 
 void define_reading(StoreClass& store) {
-  store.def("steps", &steps, "Committed steps, ascending.")
+  store
+      .def("tiers", &tiers, nb::sig("def tiers(self) -> list[tuple[str, str]]"),
+           "The tiers that are on record: their directories, and the ids of these (\"\": unknown yet).")
+      .def("steps", &steps, "Committed steps, ascending.")
       .def("latest", &latest, "The step that was committed last, whatever its number; None if there is none.")
       .def("read_manifest", &read_manifest, "step"_a.none(),
            nb::sig("def read_manifest(self, step: int) -> dict[str, typing.Any]"),
@@ -506,6 +545,9 @@ void define_changes(StoreClass& store) {
           "Raises Error with EBUSY while a save is under way, here or elsewhere; with EAGAIN when the number "
           "of\n"
           "volumes has changed: call it again; FileExistsError as check_continues().")
+      .def("record_tiers", &record_tiers, "tiers"_a,
+           nb::sig("def record_tiers(self, tiers: list[tuple[str, str]]) -> None"),
+           "Puts the tiers on record, durably, once a save has made the directory.")
       .def("collect", &collect, nb::kw_only(), "dry_run"_a = false,
            nb::sig("def collect(self, *, dry_run: bool = False) -> dict[str, typing.Any]"),
            "Removes leftovers of interrupted saves. \"busy\": another process saves, and the rest was not "

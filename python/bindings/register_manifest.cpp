@@ -128,6 +128,17 @@ nb::list digests(const ManifestObject& self, std::size_t tensor) {
   return list;
 }
 
+std::vector<std::uint64_t> shard_bytes(const ManifestObject& self) {
+  std::vector<std::uint64_t> bytes;
+  for (const Shard& shard : self.manifest->shards) bytes.push_back(shard.bytes);
+  return bytes;
+}
+
+std::vector<std::uint32_t> shard_checksums(const ManifestObject& self, std::size_t shard) {
+  if (shard >= self.manifest->shards.size()) raise_value_error("shard: there is no such one");
+  return self.manifest->shards[shard].crc32c;
+}
+
 nb::dict metrics(const ManifestObject& self) {
   nb::dict dict;
   for (const auto& [name, value] : self.manifest->metrics) dict[str_of(name)] = value;
@@ -161,6 +172,10 @@ void register_manifest(nb::module_& module) {
           nb::for_getter(nb::sig("def state(self) -> str")), "What was saved beside the tensors: JSON (str).")
       .def("shard_paths", &ManifestObject::shard_paths, nb::sig("def shard_paths(self) -> list[str]"),
            "Paths of the shards.")
+      .def("shard_bytes", &shard_bytes, nb::sig("def shard_bytes(self) -> list[int]"), "Sizes of the shards.")
+      .def("shard_checksums", &shard_checksums, "shard"_a,
+           nb::sig("def shard_checksums(self, shard: int) -> list[int]"),
+           "The CRC-32C of each chunk of a shard.")
       .def("tensors", &tensors, nb::sig("def tensors(self) -> list[tuple[str, str, tuple[int, ...], int]]"),
            "Name, dtype, shape and bytes of each tensor.")
       .def("tensors_in", &tensors_in, "shard"_a, "begin"_a, "end"_a,

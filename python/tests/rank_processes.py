@@ -169,6 +169,12 @@ class Rank:
     def wait(self, name: str = "") -> None:
         self.checkpointers[name].wait()
 
+    def wait_drained(self, name: str = "") -> None:
+        self.checkpointers[name].wait_drained()
+
+    def steps(self, name: str = "") -> list[int]:
+        return self.checkpointers[name].steps()
+
     def interrupted_save(self, step: int, event: int) -> bool:
         """Save, while a signal handler raises at the line of this number; whether there are so many."""
         raised = False

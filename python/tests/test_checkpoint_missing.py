@@ -138,9 +138,10 @@ def test_one_volume_alone_is_no_list(
 def test_a_step_that_is_deleted_and_saved_again_meanwhile_is_read_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other, reader = opened(tmp_path / "run"), opened(tmp_path / "run")
+    other, checkpoints = opened(tmp_path / "run"), opened(tmp_path / "run")
     other.save(1, {"x": torch.zeros(1000)}, block=True)
-    read = reader._load
+    [reader] = checkpoints._readers
+    read = reader.load
 
     def read_late(*arguments: object) -> object:
         monkeypatch.undo()
@@ -148,15 +149,16 @@ def test_a_step_that_is_deleted_and_saved_again_meanwhile_is_read_anew(
         other.save(1, {"x": torch.ones(1000)}, block=True)  # as the same commit
         return read(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(reader, "_load", read_late)
-    assert torch.equal(reader.load(1)["x"], torch.ones(1000))
+    monkeypatch.setattr(reader, "load", read_late)
+    assert torch.equal(checkpoints.load(1)["x"], torch.ones(1000))
 
 
 def test_a_step_that_is_replaced_before_it_is_verified_first_is_read_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other, reader = opened(tmp_path / "run"), opened(tmp_path / "run")
+    other, checkpoints = opened(tmp_path / "run"), opened(tmp_path / "run")
     other.save(1, {"x": torch.zeros(1000)}, block=True)
+    [reader] = checkpoints._readers
     verify = reader.verify
 
     def verify_late(step: int) -> None:
@@ -170,7 +172,7 @@ def test_a_step_that_is_replaced_before_it_is_verified_first_is_read_anew(
 
     monkeypatch.setattr(reader, "verify", verify_late)
     into = {"x": torch.full((1000,), 7.0)}
-    reader.load(1, into=into, verify="first")
+    checkpoints.load(1, into=into, verify="first")
     assert torch.equal(into["x"], torch.ones(1000))
 
 

@@ -132,6 +132,30 @@ def test_ls(store: CheckpointStore) -> None:
     assert not lines[2].endswith("latest")
 
 
+def test_ls_lists_the_steps_of_tiers(tmp_path: Path) -> None:
+    tiers = [trunkline.Tier(tmp_path / "tier", every=2), trunkline.Tier(tmp_path / "far", every=100)]
+    with trunkline.Checkpointer(tmp_path / "run", tiers=tiers) as checkpoints:
+        for step in (1, 2, 3, 4):
+            checkpoints.save(step, {"step": step})
+        checkpoints.wait_drained()
+    assert document("ls", tmp_path / "run")["tiers"] == [
+        {"directory": str(tmp_path / "tier"), "steps": [2, 4]},
+        {"directory": str(tmp_path / "far"), "steps": []},
+    ]
+    lines = run("ls", tmp_path / "run").stdout.splitlines()
+    assert lines[-2:] == [
+        f"tier {tmp_path / 'tier'}: steps 2, 4",
+        f"tier {tmp_path / 'far'}: no checkpoints yet",
+    ]
+    assert "tiers" not in document("ls", tmp_path / "tier")
+    run("verify", tmp_path / "tier", "--all")
+    shutil.rmtree(tmp_path / "tier")  # not mounted
+    [tier, _] = document("ls", tmp_path / "run")["tiers"]
+    assert "does not exist" in tier["error"]["message"]
+    (tmp_path / "run" / "trunkline-tiers.json").write_text("{}")
+    assert "does not describe tiers" in run("ls", tmp_path / "run", expect=1).stderr
+
+
 def test_ls_of_an_empty_and_a_damaged_directory(tmp_path: Path, store: CheckpointStore) -> None:
     without_checkpoints(tmp_path / "new")
     assert document("ls", tmp_path / "new")["checkpoints"] == []

@@ -15,7 +15,7 @@ from support_log import LONG, every_wait_is_long, in_threads, logged, when_logge
 from torch.distributed import HashStore, PrefixStore
 
 import trunkline as tl
-from trunkline.checkpoint.directory import step_save
+from trunkline.checkpoint import lock_wait
 from trunkline.checkpoint.ranks import group, meeting
 from trunkline.checkpoint.ranks.group import Exchanges
 
@@ -127,7 +127,7 @@ def test_a_directory_that_is_locked(
     every_wait_is_long: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(step_save, "_LOCK_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(lock_wait, "_LOCK_TIMEOUT_SECONDS", 0.05)
     checkpoints = tl.Checkpointer(tmp_path / "run", process_group=False)
     checkpoints.save(1, {}, block=True)
     with (tmp_path / "run" / "lock").open("r+b") as lock, logged(caplog) as records:

@@ -61,6 +61,7 @@ WRONG: list[tuple[Callable[..., None], str, tuple[Any, ...]]] = [
     (checkpointer, "writers", (0, None, [], "apple", b"rank", [1], ["a"], [0.0])),
     (checkpointer, "process_group", (0, True, "gloo", object())),
     (checkpointer, "engine", NOT_ENGINE),
+    (checkpointer, "tiers", (0, "a", [0], ["a"], tl.Tier("a"))),
     (checkpoint_save, "block", NOT_BOOL),
     (checkpoint_save, "step", (-1, 2**63, True, None, "1", 1.5, torch.tensor(1.5))),
     (save, "durable", NOT_BOOL),

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from trunkline.checkpoint.iter_tensors import iter_tensors
     from trunkline.checkpoint.load import load
     from trunkline.checkpoint.save import SaveHandle, save, save_async
+    from trunkline.checkpoint.tiers.tier import Tier
 
 __all__ = [
     "Buffer",
@@ -91,6 +92,7 @@ __all__ = [
     "Read",
     "SaveHandle",
     "TensorReader",
+    "Tier",
     "Timeout",
     "Unsupported",
     "Volume",
@@ -125,6 +127,7 @@ _LAZY_NAMES = {
     "Checkpointer": "trunkline.checkpoint.directory.checkpointer",
     "SaveHandle": "trunkline.checkpoint.save",
     "TensorReader": "trunkline._formats.tensor_reader",
+    "Tier": "trunkline.checkpoint.tiers.tier",
     "export_checkpoint": "trunkline._checkpoint_tools.export",
     "iter_tensors": "trunkline.checkpoint.iter_tensors",
     "load": "trunkline.checkpoint.load",

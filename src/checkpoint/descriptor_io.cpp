@@ -19,6 +19,8 @@ std::string descriptor_path(const std::string& directory) {
   return fmt::format("{}/{}", directory, kDescriptorFile);
 }
 
+std::string tiers_path(const std::string& directory) { return fmt::format("{}/{}", directory, kTiersFile); }
+
 // Shows people who look at a volume which directory this one belongs to.
 std::string readable_name(const std::string& directory) {
   constexpr std::size_t kMaxBytes = 100;
@@ -89,6 +91,25 @@ Status write_store_descriptor(const std::string& directory, const StoreDescripto
   }
   const std::string path = descriptor_path(directory);
   return before ? ops.replace_file_durably(path, *text) : ops.create_file_durably(path, *text);
+}
+
+Result<std::vector<RecordedTier>> read_tiers(const std::string& directory,
+                                             const std::optional<StoreDescriptor>& descriptor) {
+  const std::string path = tiers_path(directory);
+  const auto text = os::read_text(path, kMaxDescriptorBytes);
+  if (!text && text.error().code == ENOENT) return std::vector<RecordedTier>{};
+  if (!text) return std::unexpected(text.error());
+  auto record = parse_tier_record(*text, path);
+  if (!record) return std::unexpected(record.error());
+  if (record->id != id_of(descriptor)) return std::vector<RecordedTier>{};
+  return std::move(record->tiers);
+}
+
+Status write_tiers(const std::string& directory, const StoreDescriptor& descriptor,
+                   const std::vector<RecordedTier>& tiers, const DirectoryOps& ops) {
+  const auto text = format_tier_record({.id = descriptor.id, .tiers = tiers});
+  if (!text) return std::unexpected(text.error());
+  return ops.replace_file_durably(tiers_path(directory), *text);
 }
 
 }  // namespace trunkline::checkpoint

@@ -8,6 +8,7 @@
 
 #include "checkpoint/directory_ops.h"
 #include "checkpoint/store_descriptor.h"
+#include "checkpoint/tier_record.h"
 #include "trunkline/error.h"
 
 namespace trunkline::checkpoint {
@@ -27,6 +28,13 @@ std::vector<std::string> parents_of(const std::vector<std::string>& volumes);
 // when there is no `before` and someone else has created the descriptor meanwhile.
 Status write_store_descriptor(const std::string& directory, const StoreDescriptor& descriptor,
                               const std::optional<StoreDescriptor>& before, const DirectoryOps& ops);
+
+// The tiers of a directory with this descriptor; none where there is no record, or only one that was written
+// for another descriptor.
+Result<std::vector<RecordedTier>> read_tiers(const std::string& directory,
+                                             const std::optional<StoreDescriptor>& descriptor);
+Status write_tiers(const std::string& directory, const StoreDescriptor& descriptor,
+                   const std::vector<RecordedTier>& tiers, const DirectoryOps& ops);
 
 // Empty where there is no descriptor.
 inline std::string id_of(const std::optional<StoreDescriptor>& descriptor) {

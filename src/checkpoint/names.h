@@ -9,6 +9,7 @@
 namespace trunkline::checkpoint {
 
 inline constexpr std::string_view kDescriptorFile = "trunkline-checkpoints.json";
+inline constexpr std::string_view kTiersFile = "trunkline-tiers.json";
 inline constexpr std::string_view kLockFile = "lock";
 inline constexpr std::string_view kOwnerFile = "home";                // in the directories on volumes
 inline constexpr std::string_view kMovedShardsFile = "moved-shards";  // in those of their steps

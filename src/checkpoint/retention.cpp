@@ -123,7 +123,8 @@ Result<CollectionResult> remove_superseded(const Retention& retention, const Con
   const std::set<std::uint64_t> best = find_best(ours, retention, memory.metrics, problems);
   const auto is_also_kept = [&](const Candidate& each) {
     const auto& every = retention.also.every;
-    return (every && each.entry->step % *every == 0) || best.contains(each.commit.number);
+    return (every && each.entry->step % *every == 0) || best.contains(each.commit.number) ||
+           retention.also.steps.contains(each.entry->step);
   };
   std::vector<const StepEntry*> doomed;
   std::uint64_t kept = 0;  // as the last ones

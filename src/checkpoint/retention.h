@@ -30,6 +30,7 @@ struct BestRule {
 struct AlsoKeep {
   std::optional<std::uint64_t> every = {};  // whose steps are multiples of this, from 1
   std::optional<BestRule> best = {};
+  std::set<std::uint64_t> steps = {};  // that somebody still needs, such as one who copies them
 };
 
 // Metrics of checkpoints that were read before: a manifest is not read again for each save.

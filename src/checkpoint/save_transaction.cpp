@@ -192,7 +192,7 @@ void SaveTransaction::withdraw_manifest(const Commit& commit) {
 //    still those of begin(), is the checkpoint reported as saved. Else the manifest is removed again, unless
 //    the lock was lost and the step had one before: who took the lock may have removed that on account of it.
 // 8. Only now may older ones go: retain(), in the order of GarbageCollector::collect().
-Result<std::uint64_t> SaveTransaction::commit(Manifest manifest) {
+Result<std::uint64_t> SaveTransaction::commit(Manifest manifest, std::uint64_t first_number) {
   const auto guard = enter();
   const trace::Span span(kCommit, state_->directory);
   if (phase_ == Phase::ended) return has_ended("commit", step_);
@@ -203,8 +203,9 @@ Result<std::uint64_t> SaveTransaction::commit(Manifest manifest) {
   const auto entries = list_steps(state_->directory);
   if (!entries) return std::unexpected(entries.error());
   // Above those of steps that somebody has moved out meanwhile, and may move back.
-  manifest.commit = next_commit(state_->directory, *entries,
-                                std::max(state_->descriptor.first_commit, state_->known.newest_number() + 1));
+  manifest.commit = next_commit(
+      state_->directory, *entries,
+      std::max({state_->descriptor.first_commit, state_->known.newest_number() + 1, first_number}));
   manifest.time = utc_time(std::time(nullptr));
   const auto text = format_manifest(manifest);
   if (!text) return std::unexpected(text.error());
@@ -222,6 +223,33 @@ Result<std::uint64_t> SaveTransaction::commit(Manifest manifest) {
   log::info(log::Component::checkpoint, "{}: step {} is saved (commit {}; tensors: {}, shards: {})",
             state_->directory, step_, commit.number, manifest.tensors.size(), manifest.shards.size());
   return commit.number;
+}
+
+Result<std::uint64_t> SaveTransaction::commit_copy(const Manifest& original) {
+  if (original.shards.size() != placement_.shards.size()) {
+    return invalid(fmt::format("manifest: it has {} shards, and the save {}", original.shards.size(),
+                               placement_.shards.size()));
+  }
+  const auto entries = list_steps(state_->directory);
+  if (!entries) return std::unexpected(entries.error());
+  if (next_commit(state_->directory, *entries, original.commit) != original.commit) {
+    return std::unexpected(Error{
+        .kind = ErrorKind::system,
+        .code = EEXIST,
+        .message = fmt::format("cannot copy step {} to {}: another run has saved there meanwhile (commit {} "
+                               "of the copy is taken); give each run a directory of its own",
+                               step_, state_->directory, original.commit),
+        .path = state_->directory});
+  }
+  Manifest copy = original;
+  copy.volumes = placement_.volumes;
+  for (std::size_t i = 0; i < copy.shards.size(); ++i) {
+    copy.shards[i] = {.volume = placement_.shards[i].volume,
+                      .file = placement_.shards[i].file,
+                      .bytes = original.shards[i].bytes,
+                      .crc32c = original.shards[i].crc32c};
+  }
+  return commit(std::move(copy), original.commit);
 }
 
 Result<CollectionResult> SaveTransaction::retain(std::optional<std::uint64_t> keep, const AlsoKeep& also) {

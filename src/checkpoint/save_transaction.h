@@ -48,8 +48,13 @@ class SaveTransaction {
   // is replaced. Gives the manifest its `commit` (returned) and `time`. Every shard must be there with its
   // size, and be durable. On an error it is open whether the checkpoint is there, and it may be tried again;
   // the one before it of the same step is there in any case. Fails with invalid_argument once it has
-  // succeeded, and once the save has ended.
-  Result<std::uint64_t> commit(Manifest manifest);
+  // succeeded, and once the save has ended. The number of the commit is at least `first_number`.
+  Result<std::uint64_t> commit(Manifest manifest, std::uint64_t first_number = 1);
+
+  // The same for a copy of a checkpoint of another directory, whose shards were copied to the paths of the
+  // placement, in their order. It gets the number that it has there, so that the numbers of both directories
+  // can be compared: fails with system (EEXIST) if the directory has that number or a higher one.
+  Result<std::uint64_t> commit_copy(const Manifest& original);
 
   // After commit(), else invalid_argument: removes what it replaced, and with `keep` (from 1) all but `keep`
   // of those checkpoints that the store loaded or saved: first those of later steps than the one that was

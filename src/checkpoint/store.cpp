@@ -40,6 +40,17 @@ Store::Store(std::string directory, Volumes volumes, DirectoryOps ops, Collectio
 
 Store::~Store() = default;
 
+Result<std::vector<RecordedTier>> Store::tiers() const {
+  const auto descriptor = read_store_descriptor(directory());
+  if (!descriptor) return std::unexpected(descriptor.error());
+  return read_tiers(directory(), *descriptor);
+}
+
+Status Store::record_tiers(const std::vector<RecordedTier>& tiers) {
+  const auto guard = state_->enter();
+  return write_tiers(directory(), state_->descriptor, tiers, state_->ops);
+}
+
 Result<std::vector<std::uint64_t>> Store::steps() const {
   const auto entries = list_steps(directory());
   if (!entries) return std::unexpected(entries.error());

@@ -20,6 +20,7 @@
 #include "checkpoint/save_transaction.h"
 #include "checkpoint/store_descriptor.h"
 #include "checkpoint/store_state.h"
+#include "checkpoint/tier_record.h"
 #include "checkpoint/volume_claims.h"
 #include "trunkline/error.h"
 
@@ -71,6 +72,11 @@ class Store {
   const std::string& directory() const { return state_->directory; }  // absolute
   // As the next save has it; another process may change it before.
   StoreDescriptor descriptor();
+
+  // The directories that its checkpoints are copied to, as record_tiers() has recorded them.
+  Result<std::vector<RecordedTier>> tiers() const;
+  // Durably, once a save has made the directory.
+  Status record_tiers(const std::vector<RecordedTier>& tiers);
 
   Result<std::vector<std::uint64_t>> steps() const;          // ascending
   Result<std::optional<std::uint64_t>> latest() const;       // the step that was committed last

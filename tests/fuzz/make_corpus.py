@@ -51,6 +51,12 @@ def store_descriptor(volumes: list[str], former: list[str], first_commit: int = 
     return json.dumps(document | {"crc32c": checksum(text.encode())}, indent=1).encode() + b"\n"
 
 
+def tier_record(tiers: list[dict[str, str]]) -> bytes:
+    document = {"format": "trunkline tiers", "version": 1, "id": ID, "tiers": tiers}
+    text = json.dumps(document, indent=1)
+    return json.dumps(document | {"crc32c": checksum(text.encode())}, indent=1).encode() + b"\n"
+
+
 def safetensors(header: dict[str, object], data_bytes: int) -> bytes:
     """As the target wants it: the size of the data in two bytes, then the header."""
     return data_bytes.to_bytes(2, "little") + compact(header)
@@ -175,6 +181,11 @@ SEEDS: dict[str, dict[str, bytes]] = {
         "after-aside": store_descriptor([f"/v/run-{ID}"], [], 8),
         "newer": compact({"format": "trunkline checkpoints", "version": 3}),
         "paths": f"nvme0/run-{ID}\nnvme1/run-{ID}\n".encode(),
+    },
+    "tier_record": {
+        "valid": tier_record([{"directory": "/shared/run", "id": ID}, {"directory": "/far/run", "id": ""}]),
+        "none": compact({"format": "trunkline tiers", "version": 1, "id": ID, "tiers": []}),
+        "newer": compact({"format": "trunkline tiers", "version": 2}),
     },
     "volume_home": {
         "valid": home(b"2049 131073 1790000000123456789 /data/run\n"),

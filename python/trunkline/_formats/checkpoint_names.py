@@ -29,8 +29,13 @@ def step_name(step: int) -> str:
 
 def is_manifest(name: str) -> bool:
     """Whether the manifest of a step may have this name."""
+    return commit_of(name) is not None
+
+
+def commit_of(name: str) -> int | None:
+    """Return the number of the commit whose manifest has this name; None for any other."""
     found = _MANIFEST.fullmatch(name)
-    return found is not None and 0 < int(found[1]) <= _MAX_NUMBER
+    return int(found[1]) if found and 0 < int(found[1]) <= _MAX_NUMBER else None
 
 
 def is_shard(name: str) -> bool:

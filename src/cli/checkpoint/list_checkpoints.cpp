@@ -1,9 +1,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <optional>
 #include <system_error>
+#include <vector>
 
 #include "checkpoint/listing.h"
 #include "checkpoint/verify.h"
@@ -59,6 +61,42 @@ std::optional<Listed> examine(const checkpoint::Store& store, std::uint64_t step
                                          : !again && again.error().message == listed.manifest.error().message;
     if (is_same) return listed;
   }
+}
+
+// The steps of the directories that the checkpoints are copied to, where those are on record.
+Json tiers_json(const std::vector<checkpoint::RecordedTier>& tiers) {
+  Json list = Json::array();
+  for (const checkpoint::RecordedTier& tier : tiers) {
+    Json entry = {{"directory", tier.directory}};
+    const auto store = checkpoint::Store::open(tier.directory, {.if_missing = checkpoint::IfMissing::fail});
+    if (!store) {
+      const bool is_new = tier.id.empty() && store.error().code == ENOENT;
+      if (is_new)
+        entry["steps"] = Json::array();
+      else
+        entry["error"] = error_json(store.error());
+    } else if (const auto steps = (*store)->steps(); steps) {
+      entry["steps"] = *steps;
+    } else {
+      entry["error"] = error_json(steps.error());
+    }
+    list.push_back(std::move(entry));
+  }
+  return list;
+}
+
+std::string lines_of_tiers(const Json& tiers) {
+  std::string lines;
+  for (const Json& tier : tiers) {
+    const auto steps = tier.contains("steps") ? tier["steps"].get<std::vector<std::uint64_t>>()
+                                              : std::vector<std::uint64_t>{};
+    const std::string what = tier.contains("error") ? tier["error"]["message"].get<std::string>()
+                             : steps.empty()        ? "no checkpoints yet"
+                                                    : checkpoint::in_words(steps);
+    lines += printable(fmt::format("tier {}: {}", tier["directory"].get<std::string>(), what));
+    lines += '\n';
+  }
+  return lines;
 }
 
 }  // namespace
@@ -120,8 +158,16 @@ int list_checkpoints(const CheckpointArguments& arguments) {
                : mark.empty() ? "incomplete"
                               : mark + ", incomplete"});
   }
-  const std::string text =
+  std::string text =
       steps->empty() ? printable(arguments.directory) + " has no checkpoints\n" : table.render();
+  if (const auto tiers = (*store)->tiers(); !tiers) {
+    whole = false;
+    print_problem("ls", tiers.error().message);
+  } else if (!tiers->empty()) {
+    document["tiers"] = tiers_json(*tiers);
+    text += '\n';
+    text += lines_of_tiers(document["tiers"]);
+  }
   return print(arguments, document, text, whole);
 }
 

@@ -1,6 +1,6 @@
 """What the ranks of a Checkpointer do together: opening the directory, and agreeing on a result."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from trunkline import _core
@@ -8,6 +8,7 @@ from trunkline.checkpoint.directory.retention import Rules
 from trunkline.checkpoint.directory.step_increment import IncrementRules
 from trunkline.checkpoint.ranks.group import Ranks, rank_error
 from trunkline.checkpoint.ranks.outcomes import await_result, join, publish_result, together
+from trunkline.checkpoint.tiers.tier import Tier
 
 
 def open_store(
@@ -18,6 +19,7 @@ def open_store(
     rules: Rules,
     fresh: bool,
     increments: IncrementRules | None = None,
+    tiers: Sequence[Tier] = (),
 ) -> Any:
     """Open the directory on rank 0 first: the others then find what it created and recorded."""
     exchange = ranks.exchange("Checkpointer()")
@@ -33,6 +35,7 @@ def open_store(
         "keep_best": None if rules.best is None else list(rules.best),
         "incremental": increments is not None,
         "full_every": None if increments is None else increments.full_every,
+        "tiers": [tier.options() for tier in tiers],
     }
 
     def opened() -> Any:

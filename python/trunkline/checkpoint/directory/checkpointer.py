@@ -2,10 +2,9 @@
 
 import errno
 import os
-import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
@@ -17,10 +16,10 @@ from trunkline._arguments import (
     shown_step,
     step_argument,
 )
-from trunkline._core import CheckpointManifest, Engine
-from trunkline._errors import Corrupt, Error, Format, Unsupported, add_note, exception_of, reword
+from trunkline._core import CheckpointStore, Engine
+from trunkline._errors import Corrupt, Error, Format, Unsupported, add_note
 from trunkline._exit_hook import check_threads_run
-from trunkline._formats.checkpoint_names import dangling_steps, misnamed_steps, step_name
+from trunkline._formats.checkpoint_names import dangling_steps, misnamed_steps
 from trunkline._formats.selection import Keys, Selection
 from trunkline._formats.tensor_reader import TensorReader
 from trunkline._logging import Log
@@ -28,23 +27,26 @@ from trunkline._paths import about_missing_disks, absolute_path, path_name
 from trunkline._tensor_io.memory import Device, device_argument
 from trunkline._trace import span
 from trunkline._warnings import caller, warn_without_failing
-from trunkline.checkpoint.directory import shards
 from trunkline.checkpoint.directory.agreement import agree, open_store
 from trunkline.checkpoint.directory.arguments import Writers, names_of, ranks_of, writers_of
+from trunkline.checkpoint.directory.loading import Loading
 from trunkline.checkpoint.directory.part import Verify, Wanted
 from trunkline.checkpoint.directory.retention import KeepBest, Metrics, Rules, metrics_argument
 from trunkline.checkpoint.directory.running_saves import await_saves_into
 from trunkline.checkpoint.directory.step_increment import IncrementRules
-from trunkline.checkpoint.directory.step_load import load_state
-from trunkline.checkpoint.directory.step_save import SaveContext, StepSave, retry_while_locked, warnings_of
-from trunkline.checkpoint.directory.step_source import StepSource
+from trunkline.checkpoint.directory.step_reader import StepReader
+from trunkline.checkpoint.directory.step_save import SaveContext, StepSave, warnings_of
 from trunkline.checkpoint.directory.turn import Turn
-from trunkline.checkpoint.ranks.group import Exchange, rank_error
+from trunkline.checkpoint.lock_wait import retry_while_locked
+from trunkline.checkpoint.ranks.group import Exchange
 from trunkline.checkpoint.ranks.outcomes import (
     give_up,
     mark_earlier,
 )
 from trunkline.checkpoint.save import SaveHandle, raise_unobserved, take_failures
+from trunkline.checkpoint.tiers.drain import DrainStatus
+from trunkline.checkpoint.tiers.tier import Tier, tiers_argument
+from trunkline.checkpoint.tiers.tiers import Tiers
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -53,10 +55,6 @@ if TYPE_CHECKING:
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 _log = Log("checkpoint")
-
-# How often ranks try to agree on a checkpoint while another process saves; the pauses double.
-_MAX_AGREEMENTS = 8
-_FIRST_PAUSE_SECONDS = 0.005
 
 
 def _of_the_save_before(error: Error, step: int, more: str) -> Error:
@@ -111,7 +109,13 @@ class Checkpointer:
     reach. Earlier versions of trunkline reject such checkpoints.
 
     staging_bytes: memory for background saves (int or str; None: half of the engine's pinned budget); larger
-    states are streamed through it. Thread-safe, except for the order of collective calls.
+    states are streamed through it.
+
+    tiers: directories that some of the steps are copied to in the background, each with its own `keep`: see
+    Tier. A step is removed here only when it is there. load(), latest() and steps() count what is in any of
+    them. wait_drained() waits for the copies, drains() and locations() say how far they are.
+
+    Thread-safe, except for the order of collective calls.
     """
 
     def __init__(
@@ -129,6 +133,7 @@ class Checkpointer:
         incremental: bool = False,
         full_every: SupportsIndex | None = None,
         staging_bytes: "int | str | None" = None,
+        tiers: "Sequence[Tier] | None" = None,
         engine: Engine | None = None,
     ) -> None:
         """Open the directory, which need not exist: only the first save creates anything.
@@ -162,9 +167,15 @@ class Checkpointer:
         self._ignored: set[str] = set()  # folders that a warning has named
         self._must_check_early = True  # save() checks for other checkpoints first; not after a load() or save
         self._absolute = absolute_path(directory, "directory")
+        copied_to = tiers_argument(tiers, self._absolute)
         self._wait_for_others()
-        store = open_store(self._ranks, self._absolute, names, chosen, rules, fresh, increments)
-        self._context = SaveContext(store, self._ranks, chosen, rules, staging_bytes, engine, increments)
+        store = open_store(self._ranks, self._absolute, names, chosen, rules, fresh, increments, copied_to)
+        self._tiers = Tiers(copied_to, store, fresh, engine)
+        self._context = SaveContext(
+            store, self._ranks, chosen, rules, staging_bytes, engine, self._tiers, increments
+        )
+        self._readers = self._make_readers()
+        self._loading = Loading(self._absolute, self._context, self._readers)
         self._context.rebase(self._ranks.collectives())
         if self._ranks.rank == 0:
             if (about_disks := about_missing_disks(names or ())) is not None:
@@ -247,9 +258,10 @@ class Checkpointer:
         )
 
     def wait(self) -> None:
-        """Wait for the running save, if there is one, and raise its error.
+        """Wait for the running save, if there is one, and raise its error, or that of a copy to a tier.
 
-        Does not raise for a cancelled save; its handle raises Cancelled.
+        Does not wait for copies to tiers: wait_drained() does. Does not raise for a cancelled save; its
+        handle raises Cancelled.
 
         Raises Error immediately in a signal handler that interrupted a save() of this thread.
         """
@@ -260,6 +272,26 @@ class Checkpointer:
             self._ranks.await_end()  # the next process group must not connect to the store of this one
             if not last._was_cancelled():
                 last.wait()
+        self._tiers.raise_failure()
+
+    def wait_drained(self, timeout: float | None = None) -> None:
+        """Wait for the running save, as wait() does, and until all that `tiers` are to get is there, durably.
+
+        Begins with what an earlier run has left. Raises the error of the save, or of a copy that fails: the
+        next call tries again. Raises Timeout after `timeout` seconds; the copies go on. With several ranks
+        rank 0 copies: on the others, this is wait().
+        """
+        self.wait()
+        if self._ranks.rank == 0:
+            self._tiers.wait(None if timeout is None else seconds_argument(timeout))
+
+    def drains(self) -> list[DrainStatus]:
+        """Return how far copying to each tier is: step, bytes, steps that wait, and the last error."""
+        return self._tiers.status()
+
+    def locations(self) -> dict[int, list[str]]:
+        """Return the directories that have each step: the Checkpointer's own first, then those of tiers."""
+        return self._tiers.locations()
 
     def load(
         self,
@@ -270,7 +302,7 @@ class Checkpointer:
         device: Device = "cpu",
         verify: Verify = True,
     ) -> Any:
-        """Return the state of `step`; None: of the checkpoint that was committed last.
+        """Return the state of `step`; None: of the checkpoint that was committed last, here or in a tier.
 
         `into`: a state of the same structure, whose tensors are filled in place, on any device, so that no
         second copy is needed; the returned state holds them. If the state is a dict, `into` may have some of
@@ -307,207 +339,22 @@ class Checkpointer:
             return self._load_step(step, into, Wanted(target, verify, selection))
 
     def _load_step(self, step: SupportsIndex | None, into: Any, wanted: Wanted) -> Any:
-        store = self._context.store
         self._wait_for_saves()
         if step is None and self._ranks.rank == 0:
             self._warn_of_ignored()
-        together = step is None and self._ranks.size > 1
-        is_text = isinstance(step, str)
-        hint = "; leave it out for the last one" if is_text else "; pass a state to fill as into="
+        hint = (
+            "; leave it out for the last one" if isinstance(step, str) else "; pass a state to fill as into="
+        )
         chosen = None if step is None else step_argument(step, hint)
-        if together:
-            # Checkpoints that another process saves from now on are not loaded.
-            chosen, position, manifest = self._open_same()
-        begun = False
-        while True:
-            if not together:
-                # Read the directory once for both: checkpoints that another job saves later are not this
-                # run's.
-                position, manifest = store.position(), None
-                chosen = position[1] if step is None else chosen
-            if chosen is None:
-                raise self._nothing_yet()
-            try:
-                if not together:
-                    manifest = self._open_manifest(chosen)
-                if self._ranks.size > 1 and not begun:
-                    self._context.begin_load(chosen)  # another rank may succeed
-                    begun = True
-                with self._naming_other_steps(chosen):
-                    state = self._load(chosen, manifest, into, wanted)
-                store.continue_from(position)
-                if self._wants_fresh and self._must_check_early and self._ranks.rank == 0:
-                    warn_without_failing(
-                        f"{self._absolute}: fresh=True has no effect, since load() continues from step "
-                        f"{chosen}; to start over, do not load; to continue, omit fresh=True",
-                        caller(),
-                    )
-                self._must_check_early = False
-                if self._ranks.size > 1:
-                    self._context.complete_load(chosen, shards.identity(manifest))
-                why = "the last one" if step is None else "as requested"
-                _log.info("%s: step %d is loaded (%s)", self._absolute, chosen, why)
-                return state
-            except (FileNotFoundError, NotADirectoryError) as error:
-                why = f"{error.filename} is missing ({errno.errorcode.get(error.errno or 0)})"
-                _log.info("%s: step %d is read again unless it is damaged: %s", self._absolute, chosen, why)
-                self._check_replaced(chosen, manifest, error.filename, why, step is None, together)
-                if together:
-                    raise self._differs_on(self._ranks.rank, chosen) from None
-
-    def _check_replaced(
-        self,
-        step: int,
-        manifest: CheckpointManifest | None,
-        path: str,
-        why: str,
-        any_step: bool,
-        together: bool = False,
-    ) -> None:
-        """After a file of `step` was not found: return if another process changed the step, to read again.
-
-        any_step: the last step is read, which may be another one by now. together: all ranks read `step`, so
-        this one cannot read another.
-
-        Raises Corrupt if the step has not changed. FileNotFoundError tells callers that there is nothing to
-        continue from, so it is raised only if the whole step is gone, and no other one will do.
-        """
-        try:
-            now = self._open_manifest(step)
-        except FileNotFoundError:
-            if not any_step:
-                raise
-            if together:
-                raise self._missing_on(self._ranks.rank, step) from None
-            return  # another process removed it, since there is a later one
-        if manifest is not None and _are_same(now, manifest):
-            raise self._lacks_shard(step, manifest, path, why)
-
-    def _missing_on(self, rank: int, step: int) -> Error:
-        return rank_error(
-            rank,
-            f"{self._absolute}: step {step}, which the ranks load, does not exist on rank {rank}; check that "
-            "the directory is mounted on its machine, and that no other process saves into it meanwhile",
-        )
-
-    def _differs_on(self, rank: int, step: int | None) -> Error:
-        return rank_error(
-            rank,
-            f"{self._absolute}: rank {rank} finds a different checkpoint of step {step} than the ranks "
-            "agreed to load; another process is saving into the directory, or it is a different directory on "
-            "that rank's machine. Stop the other process, and load again on all ranks",
-        )
-
-    def _newer_than(self, step: int | None, commit: int) -> str | None:
-        """Return why the last checkpoint of rank 0 (None: it finds none) is not the last one, or None."""
-        while (newest := self.latest()) not in (None, step):
-            assert newest is not None
-            with suppress(FileNotFoundError):  # another process removed it: there is a later one, or none
-                if self._context.store.open_manifest(newest).commit <= commit:
-                    return None
-                theirs = "no checkpoint" if step is None else f"step {step} as the last one"
-                return (
-                    f"{self.directory}: rank {self._ranks.rank} finds step {newest}, and rank 0 {theirs}; "
-                    "check that the directory is mounted on the machine of rank 0 and is the same one on all "
-                    "ranks, and that no other process saves into it meanwhile, then load again on all ranks"
-                )
-        return None
-
-    def _open_same(self) -> tuple[int | None, Any, Any]:
-        """Open the last checkpoint on all ranks, the same one: step, position, and manifest."""
-        begun = self._ranks.collectives()
-        for attempt in range(_MAX_AGREEMENTS):
-            opened: list[Any] = []
-            if attempt > 0 and self._ranks.rank == 0:
-                time.sleep(_FIRST_PAUSE_SECONDS * 2**attempt)  # a network filesystem may be behind
-
-            def decide(opened: list[Any] = opened) -> dict[str, Any]:
-                while (step := (position := self._context.store.position())[1]) is not None:
-                    with suppress(FileNotFoundError):
-                        manifest = self._open_manifest(step)
-                        opened[:] = step, position, manifest
-                        return {
-                            "step": step,
-                            "identity": shards.identity(manifest),
-                            "commit": manifest.commit,
-                        }
-                opened[:] = None, None, None
-                return {"step": None, "identity": "", "commit": -1}
-
-            def check(decided: dict[str, Any], opened: list[Any] = opened) -> str | None:
-                step = decided["step"]
-                opened[:] = step, None, None
-                if step is None:
-                    return self._newer_than(None, decided["commit"])
-                position = self._context.store.position()
-                try:
-                    manifest = self._open_manifest(step)
-                except FileNotFoundError:
-                    return str(self._missing_on(self._ranks.rank, step))
-                opened[:] = step, position, manifest
-                if shards.identity(manifest) != decided["identity"]:
-                    return str(self._differs_on(self._ranks.rank, step))
-                return self._newer_than(step, decided["commit"])
-
-            try:
-                differs = self._agree(decide, check=check)
-            except BaseException:
-                if opened and opened[0] is not None:  # other ranks may know that all agree, and load it
-                    self._context.begin_load(opened[0], begun)
-                raise
-            if differs is None:
-                self._context.rebase(begun)
-                step, position, manifest = opened
-                return step, position, manifest
-        raise rank_error(differs["rank"], differs["why"])
-
-    def _lacks_shard(self, step: int, manifest: CheckpointManifest, path: str, why: str) -> Corrupt:
-        """Make the error for a missing shard of a committed step."""
-        owner = self._context.store.why_gone(path, step)
-        why += f": {owner}" if owner else "; mount its disk if it is not mounted"
-        why += self._other_steps(step)
-        error = Corrupt(None, f"step {step} of {self._absolute} lacks a shard: {why}", path)
-        paths = manifest.shard_paths()
-        error.tensor = shards.first_tensor(manifest, paths.index(path)) if path in paths else None
-        return error
-
-    def _other_steps(self, step: int) -> str:
-        """Return a text that names the other steps, for errors about a damaged one."""
-        others = [str(each) for each in self.steps() if each != step]
-        if len(others) > 6:
-            others[3:-3] = ["..."]
-        if not others:
-            return "; there is no other step"
-        named = f"step {others[0]}" if len(others) == 1 else f"steps {', '.join(others)}"
-        return f"; {named} of this directory, not verified here, can be loaded with load(step)"
-
-    @contextmanager
-    def _naming_other_steps(self, step: int) -> Iterator[None]:
-        try:
-            yield
-        except (Corrupt, Format) as error:
-            others = ""
-            with suppress(Error):
-                others = self._other_steps(step)
-            if others not in str(error):
-                reword(error, f"{error}{others}")
-            raise
-
-    def _open_manifest(self, step: int) -> CheckpointManifest:
-        with self._naming_other_steps(step):
-            return self._context.store.open_manifest(step)
-
-    def _load(self, step: int, manifest: CheckpointManifest, into: Any, wanted: Wanted) -> Any:
-        where = f"{self._absolute}, step {step}"
-
-        def verify_first() -> None:
-            self.verify(step)
-            if not _are_same(self._open_manifest(step), manifest):
-                # The step that was verified is not the one to read.
-                gone = manifest.shard_paths()[:1] or [where]
-                raise exception_of("system", errno.ENOENT, f"{where} was replaced meanwhile", gone[0])
-
-        return load_state(manifest, where, into, wanted, self._engine, verify_first)
+        loaded, state = self._loading.load(chosen, into, wanted, self._agree)
+        if self._wants_fresh and self._must_check_early and self._ranks.rank == 0:
+            warn_without_failing(
+                f"{self._absolute}: fresh=True has no effect, since load() continues from step {loaded}; to "
+                "start over, do not load; to continue, omit fresh=True",
+                caller(),
+            )
+        self._must_check_early = False
+        return state
 
     def open_tensors(
         self,
@@ -526,16 +373,10 @@ class Checkpointer:
         target = device_argument(device)
         self._turn.check("open_tensors", self._absolute, during="save")
         self._wait_for_saves()
-        chosen = self._context.store.latest() if step is None else step_argument(step)
+        reader, chosen = self._find(None if step is None else step_argument(step))
         if chosen is None:
-            raise self._nothing_yet()
-        source = StepSource(
-            f"{self._absolute}/{step_name(chosen)}",
-            self._open_manifest(chosen),
-            device=target,
-            engine=self._engine,
-            verify=verify is not False,
-        )
+            raise reader.nothing_yet()
+        source = reader.open_tensors(chosen, target, verify is not False)
         return TensorReader(source, target, verifies_slices=verify is True)
 
     def latest(self) -> int | None:
@@ -544,26 +385,42 @@ class Checkpointer:
         Does not wait for a running save, so a training may log the result. To resume, call load() without a
         step, which waits for the saves of this process. Before it returns None, latest() waits for them too.
         """
-        latest = self._context.store.latest()
+        _, latest = self._find(None)
         if latest is None:  # users decide by this to start over
             self._wait_for_saves()
-            latest = self._context.store.latest()
+            _, latest = self._find(None)
         return latest
 
     def steps(self) -> list[int]:
-        """Return the steps of all checkpoints, ascending. Waits like latest() if there are none."""
-        steps = self._context.store.steps()
+        """Return the steps of all checkpoints, ascending. Waits like latest() if there are none.
+
+        Those of the tiers are among them: locations() says which.
+        """
+        steps = self._steps()
         if not steps:
             self._wait_for_saves()
-            steps = self._context.store.steps()
+            steps = self._steps()
         return steps
+
+    def _steps(self) -> list[int]:
+        return self._tiers.steps() if self._tiers else self._context.store.steps()
+
+    def _find(self, step: int | None) -> tuple[StepReader, int | None]:
+        """Return what reads a step (None: the last), and its number; None: there is no checkpoint."""
+        if not self._tiers:
+            return self._readers[0], self._context.store.latest() if step is None else step
+        if step is not None:
+            return self._readers[self._tiers.source_of(step)], step
+        newest = self._tiers.newest()
+        return (self._readers[0], None) if newest is None else (self._readers[newest[0]], newest[1].step)
 
     def metrics(self, step: SupportsIndex) -> dict[str, float]:
         """Return the metrics that the checkpoint of `step` was saved with; empty if there were none.
 
         Raises FileNotFoundError if there is no such checkpoint.
         """
-        return self._open_manifest(step_argument(step)).metrics
+        chosen = step_argument(step)
+        return self._find(chosen)[0].open_manifest(chosen).metrics
 
     def best(self) -> int | None:
         """Return the step with the best value of the metric of keep_best; None if no step has one.
@@ -579,7 +436,7 @@ class Checkpointer:
         found = []
         for step in self.steps():
             with suppress(FileNotFoundError, Corrupt, Format):  # removed meanwhile, or damaged
-                manifest = self._context.store.open_manifest(step)
+                manifest = self._find(step)[0].store.open_manifest(step)
                 found.append((manifest.commit, step, manifest.metrics))
         return rules.best_of(
             [(step, measured) for _, step, measured in sorted(found, key=lambda each: each[0])]
@@ -594,40 +451,16 @@ class Checkpointer:
         """
         asked = None if step is None else step_argument(step)
         with span("checkpoint", "Checkpointer.verify", self._absolute):
-            self._verify(asked)
-
-    def _verify(self, asked: int | None) -> None:
-        while True:
-            chosen = self.latest() if asked is None else asked
-            if chosen is None:
-                raise self._nothing_yet()
-            manifest = None
-            missing: dict[str, Any] | None = None
-            try:
-                manifest = self._open_manifest(chosen)
-                found = self._context.store.verify(chosen, engine=self._engine)["mismatches"]
-                missing = next((each for each in found if each["kind"] == "missing"), None)
-            except FileNotFoundError as gone:
-                missing = {"path": gone.filename, "message": str(gone)}
-            if missing is None:
-                break
-            self._check_replaced(chosen, manifest, missing["path"], missing["message"], asked is None)
-        if not found:
-            return
-        # A file that cannot be read may be intact: Corrupt is raised only for a file that is not.
-        first = next((each for each in found if each["kind"] != "unread"), found[0])
-        message = first["message"] + (f"; and {len(found) - 1} more" if len(found) > 1 else "")
-        error: Any
-        if first["kind"] == "unread":
-            error = exception_of("system", first["errno"] or errno.EIO, message, first["path"])
-        else:
-            error = Corrupt(None, message, first["path"])
-        error.tensor, error.chunk = next(iter(first["tensors"]), None), first["chunk"]
-        with self._naming_other_steps(chosen):
-            raise error
+            if asked is None:
+                self.latest()  # waits if there is none
+            reader, chosen = self._find(asked)
+            reader.verify(chosen if self._tiers else asked)
 
     def delete(self, step: SupportsIndex) -> None:
         """Remove the checkpoint of `step`, durably: also the last one, and one that is damaged.
+
+        Copies in tiers stay. Waits for one that is to be made, and raises the error if that fails: the next
+        call then removes the step nevertheless.
 
         Raises FileNotFoundError if there is no such checkpoint; Error with EBUSY while another process saves;
         Unsupported in a copy whose shards belong to the original. Collective on a process group: rank 0
@@ -640,10 +473,30 @@ class Checkpointer:
         if last is not None:
             last._join()
         store = self._context.store
-        self._agree(lambda: retry_while_locked(lambda: store.remove(chosen)), f"delete({chosen})")
+
+        def remove() -> None:
+            self._tiers.wait_for_step(chosen)
+            retry_while_locked(lambda: store.remove(chosen))
+
+        self._agree(remove, f"delete({chosen})")
 
     def __repr__(self) -> str:
         return f"<trunkline.Checkpointer {str(self.directory)!r} {self._context.rules}>"
+
+    def _make_readers(self) -> list[StepReader]:
+        """Return what reads the directory itself, and then each tier. It does not refer to this object."""
+        context, tiers, engine = self._context, self._tiers, self._engine
+
+        def copies_of(step: int) -> list[str]:
+            return tiers.locations().get(step, [])[1:] if tiers else []
+
+        def of_tier(store: CheckpointStore) -> StepReader:
+            return StepReader(lambda: store, store.directory, engine)
+
+        return [
+            StepReader(lambda: context.store, self._absolute, engine, copies_of),
+            *map(of_tier, tiers.stores()[1:]),
+        ]
 
     def _begin_together(
         self, step: SupportsIndex, state: Any, block: bool, metrics: Metrics | None
@@ -676,12 +529,14 @@ class Checkpointer:
         try:
             self._wait_for_last(step)
             raise_unobserved(self, self._absolute)
+            self._tiers.raise_failure("; this call saved nothing: call it again")
         except Exception as error:
             mark_earlier(error)
             raise
         if self._must_check_early and self._ranks.rank == 0:
             # Before the training goes on; the save itself checks again.
             self._context.store.check_continues(step)
+            self._tiers.check_continues(step)
         with span("checkpoint", "describe the state"):
             job = StepSave(step, state, measured, self._context, not block, exchange)
         # Before it begins: otherwise a signal handler that raises in between would hide it from the next
@@ -725,14 +580,6 @@ class Checkpointer:
                     raise _of_the_save_before(error, step, more) from error
             self._last = None
 
-    def _nothing_yet(self) -> Exception:
-        why = f"{self._absolute} has no checkpoint yet"
-        if not Path(self._absolute).exists():
-            why += ": the directory does not exist (is the path mistyped?)"
-        elif aside := sorted(Path(self._absolute).glob("aside-*")):
-            why += f": an earlier run was set aside in {aside[-1]}; open that directory to load it"
-        return exception_of("system", errno.ENOENT, why, self._absolute)
-
     def _warn_of_ignored(self) -> None:
         """Warn once of each folder that is ignored: it has an unusual name, or is a dangling link."""
         why = {
@@ -759,6 +606,7 @@ class Checkpointer:
             last._join()
         if self._ranks.rank == 0:
             self._context.store.start_over(self._wants_fresh)
+            self._tiers.start_over(self._wants_fresh)
         self._must_check_early = True
         self._context.forget_loads()
 
@@ -813,11 +661,6 @@ def _collect(store: Any) -> list[str]:
     except Error as error:  # no other OSError: a signal handler may raise TimeoutError
         problems = [] if error.errno in _READ_ONLY else [error]
     return warnings_of(problems, store.directory)
-
-
-def _are_same(one: CheckpointManifest, other: CheckpointManifest) -> bool:
-    # The number of a commit is reused once that checkpoint is deleted; names of shards are not.
-    return one.commit == other.commit and one.shard_paths() == other.shard_paths()
 
 
 _checkpointers: "weakref.WeakSet[Checkpointer]" = weakref.WeakSet()

@@ -5,10 +5,9 @@ import errno
 import hashlib
 import json
 import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from trunkline import _core
 from trunkline._core import CheckpointSave, Engine, FileSet, GcPause
@@ -18,7 +17,6 @@ from trunkline._logging import Log
 from trunkline._tensor_io.side_streams import side_streams
 from trunkline._tensor_io.sources import CheckedFileSet, Sources
 from trunkline._tensor_io.tensors import contiguous
-from trunkline._waits import Wait
 from trunkline._warnings import caller, warn_without_failing
 from trunkline.checkpoint.directory import shards as shard_files
 from trunkline.checkpoint.directory.increments import INCREMENTAL, UNIT_BYTES
@@ -30,6 +28,7 @@ from trunkline.checkpoint.directory.step_increment import (
     Written,
     assemble,
 )
+from trunkline.checkpoint.lock_wait import retry_while_locked
 from trunkline.checkpoint.ranks.group import Exchange, Ranks, rank_error
 from trunkline.checkpoint.ranks.outcomes import (
     await_result,
@@ -42,15 +41,9 @@ from trunkline.checkpoint.ranks.outcomes import (
 from trunkline.checkpoint.state.difference import first_difference, marks_of
 from trunkline.checkpoint.state.places import place_of_tensor
 from trunkline.checkpoint.state.tree import flatten_with_features
-
-T = TypeVar("T")
+from trunkline.checkpoint.tiers.tiers import Tiers
 
 _log = Log("checkpoint")
-
-# How long a save waits for another process that has locked the directory: long enough for garbage collection,
-# which releases the lock every few seconds (CollectionPace in src/checkpoint/store.h), not for a save.
-_LOCK_TIMEOUT_SECONDS = 10.0
-_POLL_SECONDS = 0.01
 
 # Prefix of a substitute for a checkpoint's identity: load() of it began on this rank, and has not succeeded.
 # The number of failed loads follows, and what the rank had loaded before: only ranks that have these in
@@ -71,6 +64,7 @@ class SaveContext:
     rules: Rules
     staging_bytes: "int | str | None"
     engine: Engine | None
+    tiers: Tiers
     increments: IncrementRules | None = None  # None: all is written
     # Identity (or _NOT_LOADED ...) and step of the checkpoint that this rank loaded last, since the last save
     # of all ranks.
@@ -154,32 +148,6 @@ def _warning_of(problem: OSError, directory: str) -> str:
     # Not for a valid manifest of a newer version.
     remove = f"; delete({step}) removes it" if "is not the manifest of a checkpoint" in str(problem) else ""
     return f"step {step} of {directory} cannot be read: {problem}{remove}"
-
-
-def retry_while_locked(change: Callable[[], T]) -> T:
-    """Change the directory; retry while it is locked: a process that opens it locks it to collect garbage."""
-    deadline = time.monotonic() + _LOCK_TIMEOUT_SECONDS
-    try:
-        return change()
-    except Error as error:
-        if not _is_locked(error):
-            raise
-        why = str(error)
-    _log.debug("trying again for %g s: %s", _LOCK_TIMEOUT_SECONDS, why)
-    with Wait(_log, "wait for the lock of the directory") as wait:
-        while True:
-            wait.check(lambda: f"the lock of a directory of checkpoints: {why}")
-            time.sleep(_POLL_SECONDS)
-            try:
-                return change()
-            except Error as error:
-                if not _is_locked(error) or time.monotonic() > deadline:
-                    raise
-
-
-def _is_locked(error: Error) -> bool:
-    # EAGAIN: another process has changed the number of volumes.
-    return error.errno in (errno.EBUSY, errno.EAGAIN)
 
 
 # Which of them differs is not known: the rest of the tree has to be equal as well.
@@ -380,11 +348,15 @@ class StepSave:
         assert self._save is not None
         try:
             rules = self._context.rules
-            problems = self._save.retain(rules.keep, every=rules.every, best=rules.best)["problems"]
+            held = [] if rules.keep is None else self._context.tiers.held()
+            problems = self._save.retain(rules.keep, every=rules.every, best=rules.best, steps=held)[
+                "problems"
+            ]
         except OSError as error:
             problems = [error]
         finally:
             self._save.release()
+        self._context.tiers.after_commit()
         for text in warnings_of(problems, self._context.store.directory):
             warn_without_failing(text, self._caller)
 
@@ -465,7 +437,9 @@ class StepSave:
     def _begin(self) -> Any:
         if self._exchange is not None:
             self._exchange.meet()
+        self._context.tiers.before_save()
         self._save = self._lock()
+        self._context.tiers.after_begin()
         placement = self._save.placement
         if placement["directory_was_replaced"]:
             warn_without_failing(
@@ -619,6 +593,7 @@ class StepSave:
                 (about.name, about.dtype, about.shape, pieces, digests)
                 for about, pieces, digests in zip(self._described, whole.pieces, whole.digests, strict=True)
             ],
+            first_number=self._context.tiers.first_number,
         )
         return {"share": self._share_written(whole.bytes_referenced)}
 

@@ -1,0 +1,571 @@
+"""Steps that are copied to other directories in the background: trunkline.Tier."""
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support_tiers import nothing_copied_to, save_all, state_of, steps_in
+
+import trunkline as tl
+from trunkline.checkpoint.tiers.copying import StepCopy
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> Path:
+    return tmp_path / "tier"
+
+
+def test_multiples_of_every_are_copied_and_the_last_ones_stay(run: Path, tier: Path) -> None:
+    checkpoints = tl.Checkpointer(run, keep=2, tiers=[tl.Tier(tier, every=10, keep=2)])
+    for step in (9, 10, 11, 20, 25, 30, 31):
+        save_all(checkpoints, step)
+        checkpoints.wait_drained()
+    assert steps_in(tier) == [20, 30]
+    assert steps_in(run) == [30, 31]
+    assert checkpoints.steps() == [20, 30, 31]
+    assert checkpoints.latest() == 31
+    assert checkpoints.locations() == {20: [str(tier)], 30: [str(run), str(tier)], 31: [str(run)]}
+    [status] = checkpoints.drains()
+    assert status == (str(tier), None, 0, 0, (), None)
+
+
+def test_a_copy_needs_nothing_of_the_original(run: Path, tier: Path, tmp_path: Path) -> None:
+    volumes = [tmp_path / "disk0", tmp_path / "disk1"]
+    for volume in volumes:
+        volume.mkdir()
+    checkpoints = tl.Checkpointer(run, volumes=volumes, tiers=[tl.Tier(tier)])
+    state = state_of(4) | {"shared": None}
+    state["shared"] = state["weights"][10:]  # a view: a feature of the manifest
+    checkpoints.save(4, state, metrics={"loss": 0.5}, block=True)
+    checkpoints.wait_drained()
+    for directory in (run, *volumes):
+        shutil.rmtree(directory)
+    copies = tl.Checkpointer(tier)
+    copies.verify(4)
+    loaded = copies.load()
+    assert loaded["shared"].untyped_storage().data_ptr() == loaded["weights"].untyped_storage().data_ptr()
+    assert copies.metrics(4) == {"loss": 0.5}
+    with tl.open_tensors(tier / "step-00000004") as tensors:
+        assert torch.equal(tensors["weights"], state["weights"])
+
+
+def test_an_empty_directory_goes_on_from_the_tier(run: Path, tier: Path) -> None:
+    tiers = [tl.Tier(tier, every=2)]
+    with tl.Checkpointer(run, tiers=tiers) as checkpoints:
+        save_all(checkpoints, 1, 2, 3)
+        checkpoints.wait_drained()
+    shutil.rmtree(run)
+    checkpoints = tl.Checkpointer(run, tiers=tiers)
+    assert checkpoints.latest() == 2
+    assert checkpoints.steps() == [2]
+    assert checkpoints.load()["step"] == 2
+    save_all(checkpoints, 3, 4)
+    checkpoints.wait_drained()
+    assert steps_in(tier) == [2, 4]
+    assert checkpoints.load()["step"] == 4
+    # And again, before anything was copied from the new directory.
+    shutil.rmtree(run)
+    checkpoints = tl.Checkpointer(run, tiers=tiers)
+    assert checkpoints.load()["step"] == 4
+    save_all(checkpoints, 5)
+    again = tl.Checkpointer(run, tiers=tiers)
+    assert again.load()["step"] == 5
+    save_all(again, 6)
+    again.wait_drained()
+    assert steps_in(tier) == [2, 4, 6]
+
+
+def test_the_last_commit_counts_wherever_it_is(run: Path, tier: Path, tmp_path: Path) -> None:
+    """Two machines take turns; each has an old directory of its own."""
+    tiers = [tl.Tier(tier, every=10)]
+    here, there = run, tmp_path / "other"
+    checkpoints = tl.Checkpointer(here, tiers=tiers)
+    save_all(checkpoints, 10, 11)
+    checkpoints.wait_drained()
+    other = tl.Checkpointer(there, tiers=tiers)
+    assert other.load()["step"] == 10
+    save_all(other, 12, 20)
+    other.wait_drained()
+    back = tl.Checkpointer(here, tiers=tiers)
+    assert back.latest() == 20
+    assert back.load()["step"] == 20
+    assert back.load(11)["step"] == 11
+    assert back.load(10)["step"] == 10
+    save_all(back, 30)
+    back.wait_drained()
+    assert steps_in(tier) == [10, 20, 30]
+
+
+def test_the_directory_itself_comes_first(run: Path, tier: Path) -> None:
+    checkpoints = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
+    save_all(checkpoints, 1)
+    checkpoints.wait_drained()
+    for shard in tier.glob("step-*/shard-*"):
+        shard.unlink()
+    assert checkpoints.load(1)["step"] == 1
+    assert checkpoints.load()["step"] == 1
+    checkpoints.verify(1)
+    checkpoints.verify()
+
+
+def test_an_error_about_a_damaged_step_names_the_copy(run: Path, tier: Path) -> None:
+    checkpoints = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
+    save_all(checkpoints, 1)
+    checkpoints.wait_drained()
+    [shard] = run.glob("step-*/shard-*")
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    with pytest.raises(tl.Corrupt) as error:
+        checkpoints.load()
+    assert f"{tier} has a copy of step 1" in str(error.value)
+
+
+def test_parts_metrics_and_tensors_of_a_step_that_only_the_tier_has(run: Path, tier: Path) -> None:
+    checkpoints = tl.Checkpointer(run, keep=1, keep_best=("loss", "min", 1), tiers=[tl.Tier(tier, every=2)])
+    for step, loss in ((1, 0.5), (2, 0.9), (3, 0.8)):
+        checkpoints.save(step, state_of(step), metrics={"loss": loss}, block=True)
+        checkpoints.wait_drained()
+    save_all_with_loss = [4, 5]
+    for step in save_all_with_loss:
+        checkpoints.save(step, state_of(step), metrics={"loss": 1.0}, block=True)
+    assert 2 not in tl.Checkpointer(run).steps()
+    assert checkpoints.metrics(2) == {"loss": 0.9}
+    assert checkpoints.best() == 1
+    assert checkpoints.load(2, keys="step") == {"step": 2}
+    with checkpoints.open_tensors(2) as tensors:
+        assert float(tensors["weights"][0]) == 2.0
+
+
+def test_retention_leaves_what_is_to_be_copied(run: Path, tier: Path) -> None:
+    checkpoints = tl.Checkpointer(run, keep=1, tiers=[tl.Tier(tier, every=2, keep=None)])
+    with nothing_copied_to(tier):
+        save_all(checkpoints, 1, 2, 3, 4, 5)
+        assert steps_in(run) == [2, 4, 5]
+    checkpoints.wait_drained()
+    assert steps_in(tier) == [2, 4]
+    save_all(checkpoints, 7)
+    assert steps_in(run) == [7]
+
+
+def test_the_last_copies_alone_are_made_where_many_wait(run: Path, tier: Path) -> None:
+    checkpoints = tl.Checkpointer(run, keep=1, tiers=[tl.Tier(tier, keep=2)])
+    with nothing_copied_to(tier):
+        save_all(checkpoints, 1, 2, 3, 4, 5)
+    checkpoints.wait_drained()
+    assert steps_in(tier) == [4, 5]
+    save_all(checkpoints, 6)
+    checkpoints.wait_drained()
+    save_all(checkpoints, 7)
+    assert set(steps_in(run)) <= {6, 7}
+
+
+def test_delete_waits_for_a_copy(run: Path, tier: Path) -> None:
+    checkpoints = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
+    with nothing_copied_to(tier):
+        save_all(checkpoints, 1, 2)
+        deleting = threading.Thread(target=checkpoints.delete, args=(1,))
+        deleting.start()
+        deleting.join(0.3)
+        assert deleting.is_alive()
+        assert steps_in(run) == [1, 2]
+    deleting.join()
+    assert steps_in(run) == [2]
+    checkpoints.wait_drained()
+    assert steps_in(tier) == [1, 2]
+
+
+def test_a_run_that_went_back_replaces_its_copies(run: Path, tier: Path) -> None:
+    tiers = [tl.Tier(tier, every=10)]
+    checkpoints = tl.Checkpointer(run, tiers=tiers)
+    save_all(checkpoints, 10, 20, 30)
+    checkpoints.wait_drained()
+    again = tl.Checkpointer(run, tiers=tiers)
+    assert again.load(10)["step"] == 10
+    again.save(20, {"again": True}, block=True)
+    again.wait_drained()
+    assert tl.Checkpointer(tier).latest() == 20
+    assert tl.Checkpointer(tier).load() == {"again": True}
+
+
+def test_a_failed_copy_is_raised_shown_and_tried_again(run: Path, tier: Path) -> None:
+    checkpoints = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
+    save_all(checkpoints, 1)
+    checkpoints.wait_drained()
+    (tier / "step-00000002").write_text("in the way")
+    save_all(checkpoints, 2)
+    with pytest.raises(tl.Error, match=f"copying step 2 to {tier} failed") as error:
+        checkpoints.wait_drained()
+    assert checkpoints.drains()[0].error is error.value
+    with pytest.raises(tl.Error, match="copying step 2"):  # each time
+        checkpoints.wait_drained()
+    checkpoints.wait()  # it was raised
+    save_all(checkpoints, 3)  # tries again
+    (tier / "step-00000002").unlink()
+    checkpoints.wait_drained()
+    assert checkpoints.drains()[0].error is None
+    assert steps_in(tier) == [1, 2, 3]
+
+
+def test_the_next_save_raises_a_failure_once_and_saves_nothing(run: Path, tier: Path) -> None:
+    checkpoints = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
+    save_all(checkpoints, 1)
+    checkpoints.wait_drained()
+    (tier / "step-00000002").write_text("in the way")
+    save_all(checkpoints, 2)
+    checkpoints._tiers._places[0].drain.wait()
+    with pytest.raises(tl.Error, match="this call saved nothing: call it again"):
+        save_all(checkpoints, 3)
+    assert checkpoints.steps() == [1, 2]
+    save_all(checkpoints, 3)
+    checkpoints._tiers._places[0].drain.wait()
+    save_all(checkpoints, 4)  # the same failure of the same step is not raised again
+    checkpoints.wait()
+    assert checkpoints.drains()[0].error is not None
+
+
+def test_a_failing_tier_does_not_let_the_directory_grow(run: Path, tier: Path) -> None:
+    checkpoints = tl.Checkpointer(run, keep=2, tiers=[tl.Tier(tier)])
+    save_all(checkpoints, 1)
+    checkpoints.wait_drained()
+    tier.rename(tier.with_name("away"))
+    for step in range(2, 9):
+        try:
+            save_all(checkpoints, step)
+        except tl.Error:
+            save_all(checkpoints, step)
+        checkpoints._tiers._places[0].drain.wait()
+    assert len(steps_in(run)) <= 4
+    with pytest.raises(tl.Error, match="does not exist any more; mount its disk"):
+        checkpoints.wait_drained()
+    tier.with_name("away").rename(tier)
+    checkpoints.wait_drained()
+    assert steps_in(tier)[-1] == 8
+
+
+def test_a_damaged_original_is_reported_and_does_not_block_others(run: Path, tier: Path) -> None:
+    checkpoints = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
+    with nothing_copied_to(tier):
+        save_all(checkpoints, 1, 2)
+        [shard] = run.glob("step-00000001/shard-*")
+        contents = bytearray(shard.read_bytes())
+        contents[-1] ^= 1
+        shard.write_bytes(contents)
+    with pytest.raises(tl.Corrupt, match="step 1 was not copied") as error:
+        checkpoints.wait_drained()
+    assert error.value.chunk == 0
+    assert steps_in(tier) == [2]
+
+
+def test_a_missing_shard_is_reported_and_does_not_block_others(run: Path, tier: Path) -> None:
+    checkpoints = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
+    with nothing_copied_to(tier):
+        save_all(checkpoints, 1, 2)
+        [shard] = run.glob("step-00000001/shard-*")
+        shard.unlink()
+    with pytest.raises(tl.Corrupt, match=f"{shard} is missing; mount its disk"):
+        checkpoints.wait_drained()
+    assert steps_in(tier) == [2]
+
+
+def test_a_step_that_is_removed_while_it_is_copied_is_no_failure(
+    run: Path, tier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_original = StepCopy._open
+
+    def remove_first(self: StepCopy, shard: Any) -> Any:
+        shutil.rmtree(run / "step-00000001", ignore_errors=True)  # as another process
+        return open_original(self, shard)
+
+    checkpoints = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
+    with nothing_copied_to(tier):
+        save_all(checkpoints, 1, 2)
+    monkeypatch.setattr(StepCopy, "_open", remove_first)
+    checkpoints.wait_drained()
+    assert steps_in(tier) == [2]
+
+
+def test_a_copy_is_verified_before_it_is_committed(
+    run: Path, tier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verify = StepCopy._verify
+
+    def damage(self: StepCopy, shard: Any, memory: Any) -> None:
+        with Path(shard.copy).open("r+b") as file:
+            file.seek(100)
+            file.write(b"damage")
+        verify(self, shard, memory)
+
+    checkpoints = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
+    with monkeypatch.context() as patch:
+        patch.setattr(StepCopy, "_verify", damage)
+        save_all(checkpoints, 1)
+        with pytest.raises(tl.Corrupt, match=str(tier)):
+            checkpoints.wait_drained()
+    assert steps_in(tier) == []
+    assert not list(tier.glob("step-*"))  # nothing is left of it
+    checkpoints.wait_drained()
+    assert steps_in(tier) == [1]
+
+
+def test_another_run_in_the_tier_is_left_alone(run: Path, tier: Path) -> None:
+    save_all(tl.Checkpointer(tier), 5, 10)
+    before = sorted(tier.rglob("*"))
+    checkpoints = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
+    with pytest.raises(FileExistsError, match=f"{tier}: it already holds steps 5, 10"):
+        save_all(checkpoints, 1)
+    assert not run.exists()
+    assert sorted(tier.rglob("*")) == before
+
+
+def test_a_tier_of_another_run_is_not_loaded(run: Path, tier: Path) -> None:
+    save_all(tl.Checkpointer(run), 1)
+    save_all(tl.Checkpointer(tier), 5, 10)
+    checkpoints = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
+    assert checkpoints.steps() == [1]
+    with pytest.raises(FileExistsError, match=f"{tier} holds steps 5, 10, which were not copied from"):
+        checkpoints.load()
+    with pytest.raises(FileExistsError):
+        checkpoints.wait_drained()
+    assert steps_in(tier) == [5, 10]
+
+
+def test_fresh_sets_aside_in_the_tier_too(run: Path, tier: Path) -> None:
+    tiers = [tl.Tier(tier, every=2)]
+    first = tl.Checkpointer(run, tiers=tiers)
+    save_all(first, 1, 2, 3, 4)
+    first.wait_drained()
+    second = tl.Checkpointer(run, fresh=True, tiers=tiers)
+    save_all(second, 1)
+    assert second.steps() == [1]
+    assert [steps_in(each) for each in tier.glob("aside-*")] == [[2, 4]]
+    save_all(second, 2)
+    second.wait_drained()
+    assert steps_in(tier) == [2]
+    assert tl.Checkpointer(run, tiers=tiers).latest() == 2
+    # On another machine, and after a step was moved back from the folder.
+    shutil.rmtree(run)
+    [aside] = tier.glob("aside-*")
+    (aside / "step-00000004").rename(tier / "step-00000004")
+    assert tl.Checkpointer(run, tiers=tiers).load()["step"] == 2
+
+
+def test_an_unfinished_copy_is_resumed_without_a_save(run: Path, tier: Path) -> None:
+    tiers = [tl.Tier(tier)]
+    with nothing_copied_to(tier):
+        first = tl.Checkpointer(run, tiers=tiers)
+        save_all(first, 1, 2)
+        first._tiers._places[0].drain.stop()
+        first._tiers._places[0].drain.wait()
+    assert steps_in(tier) == []
+    second = tl.Checkpointer(run, tiers=tiers)
+    second.wait_drained()
+    assert steps_in(tier) == [1, 2]
+
+
+def test_two_tiers(run: Path, tier: Path, tmp_path: Path) -> None:
+    far = tmp_path / "far"
+    tiers = [tl.Tier(tier, every=2, keep=1), tl.Tier(far, every=4)]
+    checkpoints = tl.Checkpointer(run, keep=1, tiers=tiers)
+    for step in range(1, 8):
+        save_all(checkpoints, step)
+        checkpoints.wait_drained()
+    assert (steps_in(tier), steps_in(far)) == ([6], [4])
+    assert checkpoints.steps() == [4, 6, 7]
+    shutil.rmtree(run)
+    shutil.rmtree(tier)
+    again = tl.Checkpointer(run, tiers=tiers)
+    assert again.load()["step"] == 4
+
+
+def test_copying_is_not_faster_than_the_limit(run: Path, tier: Path) -> None:
+    """An upper bound: a loaded machine may be slower."""
+    checkpoints = tl.Checkpointer(run, tiers=[tl.Tier(tier, bytes_per_second="8MB")])
+    checkpoints.save(1, state_of(1, 2_000_000), block=True)  # 8 MB, written and read back
+    began = time.monotonic()
+    checkpoints.wait_drained()
+    # It may have begun when the save had ended, a moment before.
+    assert time.monotonic() - began >= 2 * 0.98 - 0.1
+    assert steps_in(tier) == [1]
+
+
+def test_progress_is_shown(run: Path, tier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on, reached = threading.Event(), threading.Event()
+    end_window = StepCopy._end_window
+
+    def wait(self: StepCopy, nbytes: int, seconds: float) -> None:
+        end_window(self, nbytes, seconds)
+        reached.set()
+        goes_on.wait()
+
+    monkeypatch.setattr(StepCopy, "_end_window", wait)
+    checkpoints = tl.Checkpointer(run, keep=1, tiers=[tl.Tier(tier, keep=None)])
+    save_all(checkpoints, 1)
+    reached.wait()
+    save_all(checkpoints, 2, 3)
+    [status] = checkpoints.drains()
+    assert status.step == 1
+    assert 0 < status.done_bytes < status.total_bytes
+    with pytest.raises(tl.Timeout):
+        checkpoints.wait_drained(0.01)
+    assert steps_in(run) == [1, 2, 3]  # 1 is being copied, the others wait
+    goes_on.set()
+    checkpoints.wait_drained()
+    assert steps_in(tier) == [1, 2, 3]
+
+
+def test_opening_the_tier_meanwhile_changes_nothing(
+    run: Path, tier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks for leftovers of saves, which what is being copied must not count as."""
+    opened: list[list[int]] = []
+    verify = StepCopy._verify
+
+    def look(self: StepCopy, shard: Any, memory: Any) -> None:
+        opened.append(tl.Checkpointer(tier).steps())
+        verify(self, shard, memory)
+
+    monkeypatch.setattr(StepCopy, "_verify", look)
+    checkpoints = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
+    save_all(checkpoints, 1)
+    checkpoints.wait_drained()
+    assert opened[0] == []
+    assert steps_in(tier) == [1]
+
+
+def test_without_tiers_there_is_nothing_to_wait_for(run: Path) -> None:
+    checkpoints = tl.Checkpointer(run)
+    save_all(checkpoints, 3)
+    checkpoints.wait_drained()
+    assert checkpoints.drains() == []
+    assert checkpoints.locations() == {3: [str(run)]}
+    assert not (run / "trunkline-tiers.json").exists()
+
+
+def test_a_tier_that_is_gone_is_not_made_anew(run: Path, tier: Path) -> None:
+    tiers = [tl.Tier(tier)]
+    first = tl.Checkpointer(run, tiers=tiers)
+    save_all(first, 1)
+    first.wait_drained()
+    shutil.rmtree(tier)
+    second = tl.Checkpointer(run, tiers=tiers)
+    assert second.load()["step"] == 1
+    save_all(second, 2)
+    with pytest.raises(tl.Error, match="does not exist any more") as error:
+        second.wait_drained()
+    assert error.value.errno == errno.EIO
+    tier.mkdir()  # as the error says
+    second.wait_drained()
+    assert steps_in(tier) == [1, 2]
+
+
+SLOW = """
+import sys, torch
+import trunkline as tl
+tiers = [tl.Tier(sys.argv[2], bytes_per_second="1MB")]
+checkpoints = tl.Checkpointer(sys.argv[1], tiers=tiers)
+checkpoints.save(1, {"weights": torch.zeros(10_000_000)}, block=True)  # 80 seconds
+"""
+
+
+def exit_of(script: str, *arguments: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize(
+    ("end", "status"), [("", 0), ("raise KeyboardInterrupt", -signal.SIGINT), ("sys.exit(3)", 3)]
+)
+def test_the_exit_stops_a_copy_and_names_what_is_left(run: Path, tier: Path, end: str, status: int) -> None:
+    began = time.monotonic()
+    ended = exit_of(SLOW + end, run, tier)
+    assert ended.returncode == status, ended.stderr
+    assert f"trunkline: not copied to {tier} yet: step 1. The next run goes on with that" in ended.stderr
+    assert time.monotonic() - began < 75
+    assert not list(tier.glob("step-*"))
+    again = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
+    again.wait_drained()
+    assert tl.Checkpointer(tier).steps() == [1]
+
+
+def test_the_exit_reports_a_failure_that_nobody_has_seen(run: Path, tier: Path) -> None:
+    script = """
+import pathlib, sys
+import trunkline as tl
+checkpoints = tl.Checkpointer(sys.argv[1], tiers=[tl.Tier(sys.argv[2])])
+checkpoints.save(1, {}, block=True)
+checkpoints.wait_drained()
+(pathlib.Path(sys.argv[2]) / "step-00000002").write_text("in the way")
+checkpoints.save(2, {}, block=True)
+checkpoints._tiers._places[0].drain.wait()
+"""
+    ended = exit_of(script, run, tier)
+    assert ended.returncode == 1
+    assert f"trunkline: copying step 2 to {tier} failed" in ended.stderr
+
+
+def test_a_forked_child_copies_nothing_and_reports_nothing(
+    run: Path, tier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, reached = threading.Event(), threading.Event()
+    end_window = StepCopy._end_window
+
+    def wait(self: StepCopy, nbytes: int, seconds: float) -> None:
+        reached.set()
+        goes_on.wait()
+        end_window(self, nbytes, seconds)
+
+    monkeypatch.setattr(StepCopy, "_end_window", wait)
+    checkpoints = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
+    save_all(checkpoints, 1)
+    reached.wait()
+    child = os.fork()
+    if child == 0:
+        status = checkpoints.drains()[0]
+        os._exit(0 if status.step is None and checkpoints._tiers._places[0].drain.wait(0) else 1)
+    _, status = os.waitpid(child, 0)
+    goes_on.set()
+    assert os.waitstatus_to_exitcode(status) == 0
+    checkpoints.wait_drained()
+    assert steps_in(tier) == [1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"every": 0}, ValueError, "every: must be an integer of at least 1"),
+        ({"every": 1.5}, TypeError, "every: must be an integer"),
+        ({"keep": 0}, ValueError, "keep: must be an integer of at least 1"),
+        ({"bytes_per_second": 0}, ValueError, "bytes_per_second: must be at least 1"),
+        ({"bytes_per_second": "fast"}, ValueError, "bytes_per_second"),
+    ],
+)
+def test_wrong_arguments_of_a_tier(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        tl.Tier("x", **arguments)
+
+
+def test_wrong_tiers(run: Path, tier: Path) -> None:
+    with pytest.raises(TypeError, match="put it into a list"):
+        tl.Checkpointer(run, tiers=tl.Tier(tier))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="must hold only trunkline.Tier, not str"):
+        tl.Checkpointer(run, tiers=[str(tier)])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="named twice"):
+        tl.Checkpointer(run, tiers=[tl.Tier(tier), tl.Tier(os.path.join(tier, "."))])  # noqa: PTH118
+    with pytest.raises(ValueError, match="the directory of the run"):
+        tl.Checkpointer(run, tiers=[tl.Tier(run)])
+    assert repr(tl.Tier("/x", every=2, bytes_per_second="2GB")) == (
+        "trunkline.Tier('/x', every=2, keep=3, bytes_per_second=2000000000)"
+    )

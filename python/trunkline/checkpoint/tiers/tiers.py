@@ -1,0 +1,281 @@
+"""The tiers of one Checkpointer: what is where, what is copied, and whose the directories are."""
+
+import _thread
+import errno
+import os
+import time
+from collections.abc import Sequence
+
+from trunkline._core import CheckpointStore, Engine
+from trunkline._errors import Error, Timeout, exception_of, reword
+from trunkline._logging import Log
+from trunkline._waits import Wait
+from trunkline.checkpoint.lock_wait import retry_while_locked
+from trunkline.checkpoint.tiers.drain import Drain, DrainStatus
+from trunkline.checkpoint.tiers.listing import committed_in, id_of, last_number_in
+from trunkline.checkpoint.tiers.plan import Commit, newest_of, source_of
+from trunkline.checkpoint.tiers.tier import Tier
+
+_log = Log("checkpoint")
+
+_MAX_NAMED = 6  # steps in an error
+_POLL_SECONDS = 0.1
+
+
+class _Place:
+    """A tier, and whether its copies are known to be of this run."""
+
+    def __init__(self, drain: Drain, fresh: bool) -> None:
+        self.drain = drain
+        self.fresh = fresh  # what is there goes aside before the first save
+        self.is_ours = False
+
+    @property
+    def directory(self) -> str:
+        return self.drain.tier.directory
+
+    @property
+    def store(self) -> CheckpointStore:
+        return self.drain.store
+
+
+class Tiers:
+    """The tiers of a Checkpointer, in their order. Without any, all that is here is the directory itself.
+
+    Copies in a tier are this run's if the directory's record says so (CheckpointStore.tiers), if this
+    process has loaded from the tier or saved beside it, or if the directory itself has no step: then the
+    run goes on from the tiers, as on another machine.
+    """
+
+    def __init__(
+        self, tiers: Sequence[Tier], store: CheckpointStore, fresh: bool, engine: Engine | None
+    ) -> None:
+        """Open the tiers, which need not exist. Raises the errors of opening a directory of checkpoints."""
+        self._store = store
+        self._places = [
+            _Place(Drain(tier, CheckpointStore(tier.directory, fresh=fresh), store, engine), fresh)
+            for tier in tiers
+        ]
+        for place in self._places:
+            place.drain.connect(
+                check_place=lambda place=place: self._check_mounted(place),  # type: ignore[misc]
+                before_commit=self._record,
+            )
+        self._is_prepared = False
+        self._positions: list[tuple[_Place, tuple[str, int | None, list[tuple[int, int, bytes]]]]] = []
+        self._recording = _thread.allocate_lock()  # taken by the threads that save and copy alone
+        self.first_number = 1  # of commits: above those of all tiers
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._places)
+
+    def stores(self) -> list[CheckpointStore]:
+        """Return the stores of the directory itself, and of all tiers: what indices of sources refer to."""
+        return [self._store, *(place.store for place in self._places)]
+
+    # What is where.
+
+    def sources(self) -> list[list[Commit]]:
+        """Return what is committed in the directory, and in each tier whose copies are this run's."""
+        local = committed_in(self._store.directory)
+        recorded = {identity for _, identity in self._store.tiers()} - {""} if self._places else set()
+        found = [local]
+        for place in self._places:
+            is_visible = place.is_ours or not local or id_of(place.directory) in recorded
+            found.append(committed_in(place.directory) if is_visible else [])
+        return found
+
+    def newest(self) -> tuple[int, Commit] | None:
+        """Return the latest step, and the index of its source."""
+        return newest_of(self.sources())
+
+    def source_of(self, step: int) -> int:
+        """Return the index of the source of a step; 0, the directory itself, if there is no such step."""
+        found = source_of(self.sources(), step)
+        return 0 if found is None else found[0]
+
+    def steps(self) -> list[int]:
+        """Return the steps that are anywhere, ascending."""
+        return sorted({each.step for source in self.sources() for each in source})
+
+    def locations(self) -> dict[int, list[str]]:
+        """Return the directories that have each step: that of the run first, then the tiers, in order."""
+        directories = [store.directory for store in self.stores()]
+        found: dict[int, list[str]] = {}
+        for directory, source in zip(directories, self.sources(), strict=True):
+            for each in source:
+                found.setdefault(each.step, []).append(directory)
+        return dict(sorted(found.items()))
+
+    # Loading and saving.
+
+    def begin_load(self) -> None:
+        """Note what is where, before anything is read.
+
+        Raises FileExistsError if a tier holds steps of another run.
+        """
+        self._positions = []
+        for place, source in zip(self._places, self.sources()[1:], strict=True):
+            if source:
+                self._positions.append((place, place.store.position()))
+                continue
+            steps = sorted(each.step for each in committed_in(place.directory))
+            if steps and not place.fresh:
+                raise self._of_another_run(place, steps)
+            if self._is_missing(place):
+                _log.warn("%s", self._missing(place))
+
+    def end_load(self) -> None:
+        """Note that the run goes on from what begin_load() has found."""
+        for place, position in self._positions:
+            place.store.continue_from(position)
+            place.is_ours, place.fresh = True, False
+        self._is_prepared = False
+
+    def start_over(self, fresh: bool) -> None:
+        """Forget what was loaded and saved, as CheckpointStore.start_over()."""
+        for place in self._places:
+            place.store.start_over(fresh)
+            place.is_ours, place.fresh = False, fresh
+        self._is_prepared = False
+
+    def check_continues(self, step: int) -> None:
+        """Raise FileExistsError if a tier holds steps that a save of `step` would compete with."""
+        for place in self._places:
+            place.store.check_continues(step)
+
+    def before_save(self) -> None:
+        """Set aside earlier runs with fresh=True; find out above which numbers commits have to be.
+
+        Called by the thread of a save of rank 0 before it locks the directory; does this once for a run.
+        """
+        if self._is_prepared:
+            return
+        for place in self._places:
+            if place.fresh and not place.is_ours and committed_in(place.directory):
+                self._set_aside(place)
+        self.first_number = 1 + max((last_number_in(place.directory) for place in self._places), default=0)
+        for place in self._places:
+            place.is_ours, place.fresh = True, False
+            place.drain.look()  # so that retention does not wait for what was copied before
+        self._is_prepared = True
+
+    def after_begin(self) -> None:
+        """Put the tiers on record: the save has made the directory."""
+        if self._places:
+            self._record()
+
+    def after_commit(self) -> None:
+        """Let copies begin."""
+        for place in self._places:
+            place.drain.request()
+
+    def held(self) -> list[int]:
+        """Return the steps that retention must leave in the directory, because they are to be copied."""
+        return sorted({step for place in self._places for step in place.drain.held()})
+
+    # Copying.
+
+    def status(self) -> list[DrainStatus]:
+        """Return how far copying to each tier is."""
+        return [place.drain.status() for place in self._places]
+
+    def raise_failure(self, more: str = "") -> None:
+        """Raise the error of a copy that has failed, if it was not raised before. more: what to do."""
+        for place in self._places:
+            error = place.drain.take_error()
+            if error is not None:
+                if more and isinstance(error, Error):
+                    reword(error, f"{error}{more}")
+                raise error
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Copy what is to be copied, and wait for it; raise the first error. Raises Timeout."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._begin_copies()
+        for place in self._places:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not self._wait_for(place, left):
+                raise Timeout(
+                    None,
+                    f"copying to {place.directory}: not finished after {timeout} s; it goes on, wait again",
+                )
+        self.raise_failure()
+
+    def _wait_for(self, place: _Place, timeout: float | None) -> bool:
+        what = f"copies to {place.directory}"
+        with Wait(_log, "wait for copies to a tier", place.directory) as wait:
+            return wait.until(place.drain.wait, lambda: what, timeout)
+
+    def _begin_copies(self) -> None:
+        """Begin to copy also if this process has neither loaded nor saved: an earlier one has not finished.
+
+        Raises FileExistsError if a tier holds steps of another run.
+        """
+        if not all(place.is_ours for place in self._places) and committed_in(self._store.directory):
+            self.begin_load()
+            for place, position in self._positions:
+                if not place.fresh:
+                    place.store.continue_from(position)
+                    place.is_ours = True
+        for place in self._places:
+            place.drain.raise_again()
+            if place.is_ours or not committed_in(place.directory):
+                place.drain.request()
+
+    def wait_for_step(self, step: int) -> None:
+        """Wait until a step need not stay for a tier; raise the error if copying it fails."""
+        if step not in self.held():
+            return
+        self._begin_copies()
+        for place in self._places:
+            while step in place.drain.held() and not place.drain.wait(_POLL_SECONDS):
+                pass
+        self.raise_failure("; the step was not removed: call delete() again to remove it nevertheless")
+
+    # Whose the directories are.
+
+    def _set_aside(self, place: _Place) -> None:
+        """Let a save begin and end: before anything else, it moves what is there into a folder."""
+        store = place.store
+        retry_while_locked(lambda: store.begin(0, [0] * max(1, len(store.volumes)))).abandon()
+
+    def _record(self) -> None:
+        with self._recording:
+            before = self._store.tiers()
+            known = dict(before)
+            tiers = [
+                (place.directory, id_of(place.directory) or known.get(place.directory, ""))
+                for place in self._places
+            ]
+            if tiers != before:
+                self._store.record_tiers(tiers)
+
+    def _is_missing(self, place: _Place) -> bool:
+        recorded = dict(self._store.tiers()).get(place.directory, "")
+        return bool(recorded) and not os.path.isdir(place.directory)  # noqa: PTH112
+
+    def _check_mounted(self, place: _Place) -> None:
+        if self._is_missing(place):
+            raise exception_of("system", errno.EIO, self._missing(place), place.directory)
+
+    def _missing(self, place: _Place) -> str:
+        return (
+            f"the tier {place.directory} does not exist any more; mount its disk if it is not mounted. If "
+            "the directory was removed, make an empty one in its place"
+        )
+
+    def _of_another_run(self, place: _Place, steps: list[int]) -> Exception:
+        named = [str(each) for each in steps]
+        if len(named) > _MAX_NAMED:
+            named[3:-3] = ["..."]
+        return exception_of(
+            "system",
+            errno.EEXIST,
+            f"the tier {place.directory} holds {'step' if len(steps) == 1 else 'steps'} {', '.join(named)}, "
+            f"which were not copied from {self._store.directory}; name another directory for the tier, pass "
+            "fresh=True, which moves them into a separate folder and deletes nothing, or open "
+            f"Checkpointer({place.directory!r}) to load them",
+            place.directory,
+        )
