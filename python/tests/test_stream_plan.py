@@ -143,7 +143,7 @@ def test_a_gpu_has_three_places_for_weights(tmp_path: Path) -> None:
     assert (in_hbm["copied_bytes"], in_hbm["streamed_bytes"], in_hbm["bound"]) == (0, 0, "compute")
     assert [row["memory_budget"] for row in in_hbm["memory"]] == [in_hbm["weight_bytes"], int(150e9)]
     assert from_memory["host"][-1]["storage_seconds"] == 0
-    with pytest.raises(tl.OutOfBudget, match=r"host_memory: 1000 bytes \(did you mean .*\) cannot hold two of the units"):
+    with pytest.raises(tl.OutOfBudget, match=r"host_memory: 1000 bytes .* cannot hold two of the"):
         plan("40GB", "1000")
     with pytest.raises(tl.OutOfBudget, match="the least is"):
         plan("1GB", "10GB")
@@ -154,7 +154,7 @@ def test_a_gpu_has_three_places_for_weights(tmp_path: Path) -> None:
     with pytest.raises(tl.Unsupported, match='device: "mps" is not supported'):
         tl.stream.plan(folder, device="mps")
     if not torch.cuda.is_available():
-        with pytest.raises(tl.Unsupported, match="pass memory_budget, bus_bandwidth and flops"):
+        with pytest.raises(tl.Unsupported, match="pass memory_budget=, bus_bandwidth= and flops="):
             tl.stream.plan(folder, device="cuda", bandwidth="10GB", flops=1e12)
     shown = run(
         *("plan", folder, "--device", "cuda", "--memory", "40GB", "--host-memory", "60GB", "--batch", "8"),
