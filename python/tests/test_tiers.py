@@ -63,6 +63,34 @@ def test_a_copy_needs_nothing_of_the_original(run: Path, tier: Path, tmp_path: P
         assert torch.equal(tensors["weights"], state["weights"])
 
 
+def test_copies_of_incremental_checkpoints_are_whole(run: Path, tier: Path) -> None:
+    """Their shards are links to those of earlier steps; a copy has all bytes, and is gone on from."""
+    frozen = {f"w{number}": torch.randn(300, 1000) for number in range(4)}
+
+    def state(step: int) -> dict[str, Any]:
+        return {"model": {**frozen, "adapter": torch.full((100, 10), float(step))}, "step": step}
+
+    options: dict[str, Any] = {"keep": 2, "incremental": True, "tiers": [tl.Tier(tier, every=2, keep=3)]}
+    with tl.Checkpointer(run, **options) as checkpoints:
+        for step in range(1, 9):
+            checkpoints.save(step, state(step), block=True)
+        checkpoints.wait_drained()
+    assert tl.Checkpointer(tier).steps() == [4, 6, 8]
+    shutil.rmtree(run)
+    copies = tl.Checkpointer(tier)
+    for step in copies.steps():
+        copies.verify(step)
+        loaded = copies.load(step)["model"]
+        assert all(torch.equal(loaded[name], tensor) for name, tensor in state(step)["model"].items())
+    with tl.Checkpointer(run, **options) as checkpoints:
+        assert checkpoints.load()["step"] == 8
+        checkpoints.save(9, state(9), block=True)
+        checkpoints.save(10, state(10), block=True)
+        checkpoints.wait_drained()
+    assert tl.Checkpointer(tier).steps() == [6, 8, 10]
+    assert torch.equal(tl.Checkpointer(tier).load()["model"]["w0"], frozen["w0"])
+
+
 def test_an_empty_directory_goes_on_from_the_tier(run: Path, tier: Path) -> None:
     tiers = [tl.Tier(tier, every=2)]
     with tl.Checkpointer(run, tiers=tiers) as checkpoints:
