@@ -28,7 +28,8 @@ Result<std::optional<std::int64_t>> CollectiveBarrier::wait(std::uint64_t /*step
     auto late = reduction_.poll();
     if (!late) return std::unexpected(late.error());
     const std::int64_t now = clock_.now();
-    if (*late) return end_ ? *end_ + **late : now;
+    // All have arrived, so a step that begins late begins by now.
+    if (*late) return end_ ? std::max(*end_, std::min(*end_ + **late, now)) : now;
     if (now >= deadline) return std::nullopt;
     clock_.sleep_until(std::min(deadline, now + poll_interval(now - arrived_)));
   }

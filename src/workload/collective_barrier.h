@@ -4,7 +4,8 @@
 //  1. All ranks compute for the same time, so the end of the step before is the same moment on all of them.
 //     Each contributes by how much it is late: from that end until its batch was ready, 0 if it was in time.
 //  2. The collective returns the largest of these.
-//  3. Each starts that long after the end of its step before, on its own clock.
+//  3. Each starts that long after the end of its step before, on its own clock, but a late step no later than
+//     when it sees that all have arrived. So ranks that have drifted apart come together again.
 // Without a step before, a rank starts when it sees that all have arrived.
 #pragma once
 

@@ -66,16 +66,26 @@ TEST_F(CollectiveBarrierTest, AStepStartsAtTheEndOfTheLastIfAllAreInTime) {
 
 TEST_F(CollectiveBarrierTest, AllStartAsLateAsTheLatestRank) {
   reduction_.other = 700;
+  reduction_.arrives = 1'000'600;
   ASSERT_TRUE(barrier_.arrive(1, 1'000'000, 999'900));
   EXPECT_EQ(reduction_.own, 100);
   auto time = barrier_.wait(1, 2'000'000);
   ASSERT_TRUE(time);
   EXPECT_EQ(*time, 999'900 + 700);
 
-  ASSERT_TRUE(barrier_.arrive(2, 1'000'900, 1'000'000));
+  const std::int64_t now = clock_.now();
+  ASSERT_TRUE(barrier_.arrive(2, now, now - 900));
   time = barrier_.wait(2, 2'000'000);
   ASSERT_TRUE(time);
-  EXPECT_EQ(*time, 1'000'900);
+  EXPECT_EQ(*time, now);
+}
+
+TEST_F(CollectiveBarrierTest, ARankThatIsBehindTheOthersDoesNotStartLaterThanTheyHaveArrived) {
+  reduction_.other = 50'000;  // by the other rank's clock, whose step before ended earlier
+  ASSERT_TRUE(barrier_.arrive(1, 1'000'000, 999'900));
+  const auto time = barrier_.wait(1, 2'000'000);
+  ASSERT_TRUE(time);
+  EXPECT_EQ(*time, clock_.now());
 }
 
 TEST_F(CollectiveBarrierTest, WithoutAStepBeforeAllStartWhenTheLastHasArrived) {
