@@ -83,6 +83,8 @@ collect_missing() {
     need_command fuse2fs fuse2fs
     need_command mount mount
     need_command unshare util-linux
+    # Emulated ranks under mpirun: python/tests/test_workload_mpi.py.
+    need openmpi-bin libopenmpi-dev
   fi
   if [[ ${wanted[lint]:-} ]]; then
     need libgtest-dev clang-tidy-19 clang-format-19 shellcheck

@@ -16,10 +16,13 @@
 #include "gil.h"
 #include "interruptible.h"
 #include "os/precise_sleep.h"
+#include "python_reduction.h"
 #include "sample_table_object.h"
 #include "trunkline/volume.h"
+#include "workload/collective_barrier.h"
 #include "workload/duration_histogram.h"
 #include "workload/paced_source.h"
+#include "workload/shared_barrier.h"
 #include "workload/training_loop.h"
 
 namespace trunkline::python {
@@ -29,6 +32,7 @@ using namespace nb::literals;
 namespace {
 
 using workload::BarrierMemory;
+using workload::SharedBarrier;
 using workload::StepBarrier;
 using workload::TrainingLoop;
 
@@ -49,7 +53,7 @@ class BarrierMapping {
   ~BarrierMapping() { ::munmap(memory_, kBytes); }
 
   BarrierMemory& memory() { return *memory_; }
-  void abort() { StepBarrier::abort(*memory_); }
+  void abort() { SharedBarrier::abort(*memory_); }
 
  private:
   BarrierMemory* memory_ = nullptr;
@@ -103,10 +107,7 @@ class TrainingLoopObject {
   TrainingLoopObject(nb::object table, nb::object barrier, const MakeSource& make_source,
                      const workload::TrainingOptions& options, std::uint32_t ranks)
       : table_(std::move(table)), barrier_(std::move(barrier)) {
-    std::unique_ptr<StepBarrier> meeting;
-    if (!barrier_.is_none())
-      meeting = std::make_unique<StepBarrier>(nb::cast<BarrierMapping&>(barrier_).memory(), ranks);
-    loop_ = std::make_unique<TrainingLoop>(make_source(clock_), options, clock_, std::move(meeting));
+    loop_ = std::make_unique<TrainingLoop>(make_source(clock_), options, clock_, make_barrier(ranks));
   }
   TrainingLoopObject(const TrainingLoopObject&) = delete;
   TrainingLoopObject& operator=(const TrainingLoopObject&) = delete;
@@ -118,7 +119,10 @@ class TrainingLoopObject {
       const GilReleased unlocked;
       return loop_->advance(steps, std::chrono::nanoseconds(kSignalLatency).count());
     }();
-    if (!done) raise(done.error());
+    if (!done) {
+      if (reduction_) reduction_->raise_pending();
+      raise(done.error());
+    }
     check_signals();
     return *done;
   }
@@ -155,6 +159,15 @@ class TrainingLoopObject {
   }
 
  private:
+  // Of the memory that ranks share, or else of a reduction in Python.
+  std::unique_ptr<StepBarrier> make_barrier(std::uint32_t ranks) {
+    if (barrier_.is_none()) return nullptr;
+    if (nb::isinstance<BarrierMapping>(barrier_))
+      return std::make_unique<SharedBarrier>(nb::cast<BarrierMapping&>(barrier_).memory(), ranks);
+    reduction_ = std::make_unique<PythonReduction>(barrier_);
+    return std::make_unique<workload::CollectiveBarrier>(*reduction_, clock_);
+  }
+
   void check_open() const {
     if (!loop_) raise(make_error(ErrorKind::closed, "the loop of the training is closed"));
   }
@@ -162,6 +175,7 @@ class TrainingLoopObject {
   nb::object table_;  // what the reader reads by
   nb::object barrier_;
   workload::SystemClock clock_;
+  std::unique_ptr<PythonReduction> reduction_;
   std::unique_ptr<TrainingLoop> loop_;
 };
 

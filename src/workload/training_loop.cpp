@@ -84,7 +84,10 @@ Result<bool> TrainingLoop::take(std::int64_t limit) {
     taken_.push_back({std::move(*batch), samples});
   }
   ready_ = clock_.now();
-  if (barrier_ != nullptr) barrier_->arrive(steps_, std::max(ready_, accelerator_.end().value_or(ready_)));
+  if (barrier_ != nullptr) {
+    if (auto arrived = barrier_->arrive(steps_, ready_, accelerator_.end()); !arrived)
+      return std::unexpected(arrived.error());
+  }
   phase_ = barrier_ != nullptr ? Phase::meeting : Phase::waiting;
   return true;
 }

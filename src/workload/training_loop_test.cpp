@@ -10,6 +10,8 @@
 #include <memory>
 #include <vector>
 
+#include "workload/shared_barrier.h"
+
 namespace trunkline::workload {
 namespace {
 
@@ -185,16 +187,16 @@ TEST_F(TrainingLoopTest, RanksStartTogether) {
   BarrierMemory memory{};
   auto source = std::make_unique<FakeSource>(clock_, [](std::uint64_t) { return 0; }, 1);
   TrainingLoop loop(std::move(source), {.compute_ns = 1000}, clock_,
-                    std::make_unique<StepBarrier>(memory, 2));
+                    std::make_unique<SharedBarrier>(memory, 2));
   loop.begin_epoch();
   const std::int64_t start = clock_.now();
-  StepBarrier other(memory, 2);
+  SharedBarrier other(memory, 2);
   for (std::uint64_t step = 0; step < 4; ++step)
-    other.arrive(step, start + static_cast<std::int64_t>(step) * 1700);  // slower than this rank
+    ASSERT_TRUE(other.arrive(step, start + static_cast<std::int64_t>(step) * 1700, std::nullopt));  // slower
   const auto done = loop.advance(4, kLong);
   ASSERT_TRUE(done && *done);
   EXPECT_EQ(loop.stats().accelerator.running_ns, 3 * 1700 + 1000);
-  StepBarrier::abort(memory);
+  SharedBarrier::abort(memory);
   loop.begin_epoch();
   const auto failed = loop.advance(5, kLong);
   ASSERT_FALSE(failed);

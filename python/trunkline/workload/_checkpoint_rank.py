@@ -33,7 +33,7 @@ class CheckpointPlan:
     seed: int
     durable: bool
     folder: CheckpointFolder
-    meeting: str  # a file where the ranks find each other, if there are several
+    meeting: str  # the URL where the ranks find each other, if there are several
 
 
 class RankState:
@@ -145,13 +145,14 @@ def _pause(seconds: float, report: Callable[[], object]) -> None:
         report()
 
 
-def _meet(file: str, rank: Rank) -> None:
+def _meet(url: str, rank: Rank) -> None:
     import torch.distributed as dist
 
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
+    if url.startswith("file:"):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
     dist.init_process_group(
         "gloo",
-        init_method=f"file://{file}",
+        init_method=url,
         rank=rank.number,
         world_size=rank.count,
         timeout=_MEETING_TIMEOUT,  # the process that started the ranks sees when one ends

@@ -24,8 +24,8 @@ from trunkline.workload._checkpoint_folder import (
 )
 from trunkline.workload._checkpoint_rank import CheckpointJob, CheckpointPlan
 from trunkline.workload._checkpoint_results import model_document, transfer_results
+from trunkline.workload._launcher import Launcher
 from trunkline.workload._model_shape import ModelShape, rank_bytes, scaled_shape
-from trunkline.workload._ranks import run_on_ranks
 from trunkline.workload._require_torch import require_torch
 from trunkline.workload._spec import Checkpoint, Workload
 
@@ -52,6 +52,7 @@ def ranked_shape(checkpoint: Checkpoint, ranks: int | None, scale_bytes: int | N
 
 
 def run_checkpoints(
+    launcher: Launcher,
     workload: Workload,
     directories: Sequence[Path],
     ranks: int | None,
@@ -67,12 +68,12 @@ def run_checkpoints(
     assert checkpoint is not None
     shape = ranked_shape(checkpoint, ranks, scale_bytes)
     count = ranks or shape.parallelism.ranks
-    check_memory(workload, shape, count)
-    with saving(workload, shape, count, directories, checkpoint.saves, remove) as saves:
+    check_memory(workload, shape, launcher.per_machine(count))
+    with saving(launcher, workload, shape, count, directories, checkpoint.saves, remove) as saves:
         sources = saves.numbers or restorable(saves.plan.folder, saves.model, count)
         restores = islice(cycle(sources), checkpoint.restores)
         job = CheckpointJob(saves.plan, saves.numbers, tuple(restores), checkpoint.pause_seconds)
-        results = _run(workload.name, job, count)
+        results = _run(launcher, workload.name, job, count)
     nbytes = [each["bytes"] for each in results]
     return {
         "workload": workload.name,
@@ -98,6 +99,7 @@ class Saves:
 
 @contextmanager
 def saving(
+    launcher: Launcher,
     workload: Workload,
     shape: ModelShape,
     ranks: int,
@@ -125,7 +127,7 @@ def saving(
             reserve(folder, model, ranks, numbers)
             meeting = held.enter_context(tempfile.TemporaryDirectory(prefix="trunkline-checkpoints-"))
             plan = CheckpointPlan(
-                shape, workload.seed, workload.checkpoint.durable, folder, f"{meeting}/ranks"
+                shape, workload.seed, workload.checkpoint.durable, folder, launcher.meeting(meeting)
             )
             with only_complete(folder, numbers, remove):
                 yield Saves(plan, model, numbers, incomplete, remove)
@@ -163,7 +165,7 @@ def hold(folder: CheckpointFolder, held: ExitStack) -> list[Path]:
 
 
 def check_memory(workload: Workload, shape: ModelShape, ranks: int) -> None:
-    """Raise OutOfBudget unless the tensors of all ranks fit into memory."""
+    """Raise OutOfBudget unless the tensors of so many ranks fit into the memory of this machine."""
     needed = sum(sum(rank_bytes(shape, rank)) + _PROCESS_BYTES for rank in range(ranks))
     require_memory(
         needed,
@@ -172,6 +174,6 @@ def check_memory(workload: Workload, shape: ModelShape, ranks: int) -> None:
     )
 
 
-def _run(name: str, job: CheckpointJob, ranks: int) -> list[dict[str, Any]]:
+def _run(launcher: Launcher, name: str, job: CheckpointJob, ranks: int) -> list[dict[str, Any]]:
     progress = Progress(f"running {name}", len(job.saves) + len(job.restores), "checkpoints")
-    return run_on_ranks(job, ranks, progress)
+    return launcher.run(job, ranks, progress)

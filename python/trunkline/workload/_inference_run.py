@@ -13,7 +13,7 @@ from trunkline._progress import Progress
 from trunkline.workload._batch_memory import require_memory
 from trunkline.workload._inference_rank import InferenceJob, check_samples
 from trunkline.workload._inference_results import inference_document
-from trunkline.workload._ranks import run_on_ranks
+from trunkline.workload._launcher import Launcher
 from trunkline.workload._require_torch import require_torch
 from trunkline.workload._samples import found_workload, open_part
 from trunkline.workload._spec import Workload
@@ -22,7 +22,7 @@ _LOGS = "inference-logs"
 
 
 def run_inference(
-    workload: Workload, directories: Sequence[Path], ranks: int, remove: bool
+    launcher: Launcher, workload: Workload, directories: Sequence[Path], ranks: int, remove: bool
 ) -> dict[str, Any]:
     """Answer the queries of a workload on so many ranks, of which each has the whole model.
 
@@ -36,14 +36,14 @@ def run_inference(
     if inference.model_bytes:
         require_torch("models that are loaded")
     require_memory(
-        ranks * (inference.model_bytes + _buffers(workload)),
+        launcher.per_machine(ranks) * (inference.model_bytes + _buffers(workload)),
         f"the model and the batches of {workload.name}",
         "run fewer ranks, or set a smaller inference.model_size_bytes or batch_size (overrides=)",
     )
     open_part(workload, "train", directories)  # finds what is missing, and makes the index for all ranks
     with _log_folder(directories[0], remove, inference.logging is not None) as logs:
         job = InferenceJob(workload, tuple(directories), logs)
-        counts = _run(job, ranks)
+        counts = _run(launcher, job, ranks)
     document = inference_document(workload, counts)
     return {
         "workload": workload.name,
@@ -90,7 +90,7 @@ def _log_folder(directory: Path, remove: bool, is_logging: bool) -> Iterator[Pat
                     parent.rmdir()
 
 
-def _run(job: InferenceJob, ranks: int) -> list[dict[str, Any]]:
+def _run(launcher: Launcher, job: InferenceJob, ranks: int) -> list[dict[str, Any]]:
     assert job.workload.inference is not None
     progress = Progress(f"running {job.workload.name}", job.workload.inference.queries, "queries")
-    return run_on_ranks(job, ranks, progress)
+    return launcher.run(job, ranks, progress)

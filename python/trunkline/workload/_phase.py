@@ -1,6 +1,6 @@
 """One phase of an emulated training: training or evaluating, on one rank."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ from trunkline.data.native import has_tfrecord_framing, table_of
 from trunkline.workload._data_files import PartName
 from trunkline.workload._samples import Units
 from trunkline.workload._spec import Dataset, Normal, Reader
+from trunkline.workload._step_reduction import StepReduction
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Rank:
 
     number: int = 0
     count: int = 1
-    barriers: dict[PartName, StepBarrierMemory] = field(default_factory=dict)
+    barriers: Mapping[PartName, StepBarrierMemory | StepReduction] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

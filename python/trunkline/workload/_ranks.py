@@ -15,10 +15,9 @@ from typing import IO, Any, Protocol
 
 from trunkline._core import StepBarrierMemory
 from trunkline._errors import Error
-from trunkline._progress import Progress
 from trunkline.workload._data_files import PARTS, PartName
 from trunkline.workload._phase import Rank
-from trunkline.workload._rank_progress import UNKNOWN, RankProgress, Report
+from trunkline.workload._rank_progress import RankProgress, Report
 
 ABORTED = 3  # exit status of a rank that ended because another one did
 _POLL_SECONDS = 0.02
@@ -39,24 +38,6 @@ class Job(Protocol):
 
     def run(self, rank: Rank, report: Report) -> dict[str, Any]:
         """Run it on one rank; return its counts. `report` gets what is done now and then, and may raise."""
-
-
-def run_on_ranks(job: Job, ranks: int, progress: Progress) -> list[dict[str, Any]]:
-    """Run the job on so many ranks: one in this process, or several in processes of their own.
-
-    Closes the progress, which shows what all ranks have done.
-    """
-    shown = 0
-
-    def report(done: int, utilization: float = UNKNOWN) -> None:
-        nonlocal shown
-        progress.add(done - shown, "" if utilization < 0 else f"utilization {utilization:.1%}")
-        shown = done
-
-    try:
-        return [job.run(Rank(), report)] if ranks == 1 else run_ranks(job, ranks, report)
-    finally:
-        progress.close()
 
 
 def run_ranks(job: Job, ranks: int, report: Report = lambda *_: None) -> list[dict[str, Any]]:

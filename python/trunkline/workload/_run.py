@@ -18,9 +18,9 @@ from trunkline.workload._checkpoint_run import (
 )
 from trunkline.workload._data_files import directories_of
 from trunkline.workload._inference_run import run_inference
+from trunkline.workload._launcher import Launcher, LocalLauncher
 from trunkline.workload._numbers import check_positive
 from trunkline.workload._phase import Rank
-from trunkline.workload._ranks import run_on_ranks
 from trunkline.workload._results import document_of, phase_results
 from trunkline.workload._samples import found_workload
 from trunkline.workload._spec import Workload, check_workload
@@ -55,6 +55,28 @@ def run(
     nothing to run, the data set is another one or not complete, or an argument is out of its range; OSError
     if reading or writing fails or a rank ends.
     """
+    return run_with(
+        LocalLauncher(),
+        workload,
+        directories,
+        ranks,
+        device_gb_s=device_gb_s,
+        scale_bytes=scale_bytes,
+        remove=remove,
+    )
+
+
+def run_with(
+    launcher: Launcher,
+    workload: Workload,
+    directories: "Iterable[AnyPath] | None",
+    ranks: int | None,
+    *,
+    device_gb_s: float | None,
+    scale_bytes: int | None,
+    remove: bool,
+) -> dict[str, Any]:
+    """As run(), on the ranks of the launcher."""
     check_workload(workload)
     if ranks is not None and ranks < 1:
         raise ValueError(f"ranks: must be at least 1, not {ranks}")
@@ -69,17 +91,17 @@ def run(
             raise ValueError(
                 f"{workload.name} runs inference, which needs its data set; pass its directories="
             )
-        return run_inference(workload, places, ranks or 1, remove)
+        return run_inference(launcher, workload, places, ranks or 1, remove)
     if workload.train is None and workload.checkpoint is not None:
         if places is None:
             raise ValueError(f"{workload.name} saves checkpoints, which needs a directory; pass directories=")
-        return run_checkpoints(workload, places, ranks, scale_bytes, remove)
+        return run_checkpoints(launcher, workload, places, ranks, scale_bytes, remove)
     if workload.train is None:
         raise ValueError(
             f"{workload.name} has no training: workflow.train is false in {workload.source}; choose another "
             "workload (trunkline workload list)"
         )
-    return _run_training(workload, places, ranks or 1, device_gb_s, scale_bytes, remove)
+    return _run_training(launcher, workload, places, ranks or 1, device_gb_s, scale_bytes, remove)
 
 
 def _check_options(workload: Workload, scale_bytes: int | None, remove: bool) -> None:
@@ -92,6 +114,7 @@ def _check_options(workload: Workload, scale_bytes: int | None, remove: bool) ->
 
 
 def _run_training(
+    launcher: Launcher,
     workload: Workload,
     places: list[Path] | None,
     ranks: int,
@@ -108,20 +131,20 @@ def _run_training(
         seed = int.from_bytes(os.urandom(7), "little")
     job = Job(workload, None if places is None else tuple(places), None, seed, device_gb_s)
     if places is None and device_gb_s is None:
-        return document_of(workload, _run(job, ranks), None, None)
+        return document_of(workload, _run(launcher, job, ranks), None, None)
     if places is not None:
-        check_batch_memory(workload, ranks)
+        check_batch_memory(workload, launcher.per_machine(ranks))
         # Finds what is missing, and makes the index for all ranks.
         make_phase(job, "train", Rank(0, 1)).close()
-    proof = phase_results([each["train"] for each in _run(_proof(job), ranks)])
+    proof = phase_results([each["train"] for each in _run(launcher, _proof(job), ranks)])
     count = total_saves(workload, _steps_per_epoch(workload, ranks))
     if places is None or workload.checkpoint is None or count == 0:
         names = None if places is None else [str(each) for each in places]
-        return document_of(workload, _run(job, ranks), proof, names, device_gb_s)
+        return document_of(workload, _run(launcher, job, ranks), proof, names, device_gb_s)
     shape = ranked_shape(workload.checkpoint, ranks, scale_bytes)
-    check_memory(workload, shape, ranks)
-    with saving(workload, shape, ranks, places, count, remove) as saves:
-        counts = _run(replace(job, saves=TrainingSaves(saves.plan, saves.numbers)), ranks)
+    check_memory(workload, shape, launcher.per_machine(ranks))
+    with saving(launcher, workload, shape, ranks, places, count, remove) as saves:
+        counts = _run(launcher, replace(job, saves=TrainingSaves(saves.plan, saves.numbers)), ranks)
     return {
         **document_of(workload, counts, proof, [str(each) for each in places]),
         "checkpoints": {
@@ -140,9 +163,9 @@ def _proof(job: Job) -> Job:
     return Job(job.workload, None, steps, job.order_seed)
 
 
-def _run(job: Job, ranks: int) -> list[dict[str, Any]]:
+def _run(launcher: Launcher, job: Job, ranks: int) -> list[dict[str, Any]]:
     total = sum(steps_of(job.workload, _steps_per_epoch(job.workload, ranks), job.step_limit))
-    return run_on_ranks(job, ranks, Progress(f"running {job.workload.name}", total, "steps"))
+    return launcher.run(job, ranks, Progress(f"running {job.workload.name}", total, "steps"))
 
 
 def _steps_per_epoch(workload: Workload, ranks: int) -> int:

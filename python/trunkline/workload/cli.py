@@ -1,13 +1,17 @@
 """The command `trunkline workload`."""
 
 import argparse
+import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trunkline._command import Parser, run_command
+from trunkline._cli_errors import report_error
+from trunkline._command import FAILED, Parser, run_command
 from trunkline._core import parse_size
+from trunkline._errors import Unsupported
 from trunkline._html import check_page_name, check_writable, why_not_writable
 from trunkline._sizes import size
 from trunkline.workload._builtin import builtin_description, builtin_names, load
@@ -17,10 +21,12 @@ from trunkline.workload._data_files import check_no_files, directories_of
 from trunkline.workload._documents import read_results
 from trunkline.workload._generate import generate
 from trunkline.workload._inference_results import text_of_inference
+from trunkline.workload._launcher import Launcher, LocalLauncher
+from trunkline.workload._mpi_ranks import MpiRanks, started_rank, started_ranks
 from trunkline.workload._plan_cli import DESCRIPTION, PLAN_OPTIONS, add_options, run_plan
 from trunkline.workload._report import write_report
 from trunkline.workload._results import text_of
-from trunkline.workload._run import run
+from trunkline.workload._run import run_with
 from trunkline.workload._samples import found_workload
 from trunkline.workload._spec import Workload
 from trunkline.workload._totals import mean_file_bytes, scaled, totals_of
@@ -44,21 +50,52 @@ _OPTIONS = {
 
 def main(arguments: Sequence[str]) -> int:
     """Run `workload ...`; return the exit status."""
+    command = arguments[1] if len(arguments) > 1 and arguments[1] in _COMMANDS else ""
+    name = f"workload {command}".strip()
+    if command == "run" and started_ranks() > 1:
+        return _run_under_mpi(name, arguments[1:])
+    return _run_command(name, arguments[1:], LocalLauncher())
 
+
+def _run_command(name: str, arguments: Sequence[str], launcher: Launcher) -> int:
     def interrupted(options: argparse.Namespace) -> str:
         return "; run the same command again to continue" if options.command == "generate" else ""
 
-    command = arguments[1] if len(arguments) > 1 and arguments[1] in _COMMANDS else ""
-    name = f"workload {command}".strip()
+    parser = make_parser()
+    parser.set_defaults(launcher=launcher)
     return run_command(
         name,
-        make_parser(),
-        arguments[1:],
+        parser,
+        arguments,
         interrupted,
         _write_report,
         _OPTIONS,
         usage_errors=(NotADirectoryError,),
     )
+
+
+def _run_under_mpi(name: str, arguments: Sequence[str]) -> int:
+    """Run the command on rank 0, which the other ranks help; return the same exit status on all."""
+    try:
+        ranks = MpiRanks()
+    except Unsupported as error:
+        if started_rank() == 0:
+            report_error(name, error, "--json" in arguments)
+        return FAILED
+    status = FAILED
+    try:
+        status = ranks.serve() if ranks.rank > 0 else _run_command(name, arguments, ranks)
+    except SystemExit as ended:  # of --help
+        status = int(ended.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        ranks.abort()
+    if ranks.rank == 0:
+        ranks.end(status)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ranks.close()
+    os._exit(status)  # as _rank_process.run() does: threads of torch's process group
 
 
 def make_parser() -> Parser:
@@ -129,7 +166,7 @@ def _add_run(commands: "_Commands") -> Parser:
         metavar="N",
         help="how many accelerators to emulate, one process per emulated accelerator (default: 1; for "
         "checkpoints alone, all ranks of the model). With fewer ranks than the model has, the first N are "
-        "run",
+        "run. Under mpirun, each of its processes is one accelerator, and --ranks is an error",
     )
     parser.add_argument(
         "--scale",
@@ -263,6 +300,12 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         raise ValueError("pass either --directories DIR, the directory of the data set, or --null-device")
     if options.device_gb_s is not None and not options.null_device:
         raise ValueError("--device-gb-s has no effect without --null-device")
+    launcher: Launcher = options.launcher
+    if options.ranks is not None and launcher.ranks is not None:
+        raise ValueError(
+            f"--ranks cannot be combined with mpirun, which has started {launcher.ranks} ranks; leave it "
+            "out, and set their number with mpirun -n"
+        )
     if options.ranks is not None and options.ranks < 1:
         raise ValueError(f"--ranks: must be at least 1, not {options.ranks}")
     workload = _load(options)
@@ -270,10 +313,11 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         _check_report(options.report, workload)
     _warn_of_files(options, workload)
     scale = None if options.scale is None else parse_size(options.scale, "--scale")
-    document = run(
+    document = run_with(
+        launcher,
         workload,
         options.data,
-        options.ranks,
+        launcher.ranks or options.ranks,
         device_gb_s=options.device_gb_s,
         scale_bytes=scale,
         remove=options.remove,

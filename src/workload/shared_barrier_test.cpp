@@ -1,5 +1,5 @@
-// Ranks that meet before each step.
-#include "workload/step_barrier.h"
+// Ranks of one machine that meet before each step.
+#include "workload/shared_barrier.h"
 
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::int64_t kMinute = 60'000'000'000;
 
-TEST(StepBarrier, AllRanksStartAtTheLatestTime) {
+TEST(SharedBarrier, AllRanksStartAtTheLatestTime) {
   constexpr std::uint32_t kRanks = 4;
   constexpr std::uint64_t kSteps = 2000;
   BarrierMemory memory{};
@@ -26,9 +26,9 @@ TEST(StepBarrier, AllRanksStartAtTheLatestTime) {
   std::atomic<int> wrong = 0;
   for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
     threads.emplace_back([&, rank] {
-      StepBarrier barrier(memory, kRanks);
+      SharedBarrier barrier(memory, kRanks);
       for (std::uint64_t step = 0; step < kSteps; ++step) {
-        barrier.arrive(step, time_of(step, rank));
+        if (!barrier.arrive(step, time_of(step, rank), std::nullopt)) ++wrong;
         const auto time = barrier.wait(step, os::monotonic_ns() + kMinute);
         std::int64_t expected = 0;
         for (std::uint32_t each = 0; each < kRanks; ++each)
@@ -41,24 +41,24 @@ TEST(StepBarrier, AllRanksStartAtTheLatestTime) {
   EXPECT_EQ(wrong, 0);
 }
 
-TEST(StepBarrier, WaitsNoLongerThanItMay) {
+TEST(SharedBarrier, WaitsNoLongerThanItMay) {
   BarrierMemory memory{};
-  StepBarrier barrier(memory, 2);
-  barrier.arrive(0, 5);
+  SharedBarrier barrier(memory, 2);
+  ASSERT_TRUE(barrier.arrive(0, 5, std::nullopt));
   auto time = barrier.wait(0, os::monotonic_ns() + 1000);
   ASSERT_TRUE(time);
   EXPECT_FALSE(*time);
-  StepBarrier(memory, 2).arrive(0, 3);
+  ASSERT_TRUE(SharedBarrier(memory, 2).arrive(0, 2, 3));
   time = barrier.wait(0, 0);
   ASSERT_TRUE(time);
   EXPECT_EQ(*time, 5);
 }
 
-TEST(StepBarrier, AnAbortEndsWaits) {
+TEST(SharedBarrier, AnAbortEndsWaits) {
   BarrierMemory memory{};
-  StepBarrier barrier(memory, 2);
-  barrier.arrive(0, 5);
-  std::thread other([&] { StepBarrier::abort(memory); });
+  SharedBarrier barrier(memory, 2);
+  ASSERT_TRUE(barrier.arrive(0, 5, std::nullopt));
+  std::thread other([&] { SharedBarrier::abort(memory); });
   const auto time = barrier.wait(0, os::monotonic_ns() + kMinute);
   other.join();
   ASSERT_FALSE(time);

@@ -1,9 +1,10 @@
-#include "workload/step_barrier.h"
+#include "workload/shared_barrier.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 #include <ctime>
 
@@ -33,15 +34,17 @@ void wait_while(const std::atomic<std::uint32_t>& value, std::uint32_t seen, std
 
 }  // namespace
 
-void StepBarrier::arrive(std::uint64_t step, std::int64_t time) {
+Result<void> SharedBarrier::arrive(std::uint64_t step, std::int64_t ready, std::optional<std::int64_t> end) {
+  const std::int64_t time = std::max(ready, end.value_or(ready));
   BarrierMemory::Slot& slot = memory_.slots[step % BarrierMemory::kSlots];
   std::int64_t latest = slot.latest.load();
   while (latest < time && !slot.latest.compare_exchange_weak(latest, time)) {
   }
   if (slot.arrived.fetch_add(1) + 1 == complete_count(step)) wake_all(slot.arrived);
+  return {};
 }
 
-Result<std::optional<std::int64_t>> StepBarrier::wait(std::uint64_t step, std::int64_t deadline) const {
+Result<std::optional<std::int64_t>> SharedBarrier::wait(std::uint64_t step, std::int64_t deadline) {
   const BarrierMemory::Slot& slot = memory_.slots[step % BarrierMemory::kSlots];
   const std::uint32_t wanted = complete_count(step);
   while (true) {
@@ -55,11 +58,11 @@ Result<std::optional<std::int64_t>> StepBarrier::wait(std::uint64_t step, std::i
 }
 
 // Wraps as the count does.
-std::uint32_t StepBarrier::complete_count(std::uint64_t step) const {
+std::uint32_t SharedBarrier::complete_count(std::uint64_t step) const {
   return static_cast<std::uint32_t>(step / BarrierMemory::kSlots + 1) * ranks_;
 }
 
-void StepBarrier::abort(BarrierMemory& memory) {
+void SharedBarrier::abort(BarrierMemory& memory) {
   memory.aborted.store(1);
   for (const BarrierMemory::Slot& slot : memory.slots) wake_all(slot.arrived);
 }
