@@ -167,7 +167,7 @@ def test_a_folder_does_not_stand_for_the_model_of_the_hub_with_its_name(
     (pack / "pack.json").write_text(json.dumps(manifest | {"model": "org/small"}))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "org" / "small").mkdir(parents=True)
-    printed = run(capsys, "--remove", "org/small", expect=1)
+    printed = run(capsys, "--remove", "org/small", expect=2)
     assert "there is no pack of the folder org/small" in printed
     assert f"that of the Hub's model of this name is {pack.name}" in printed
     (tmp_path / "org" / "small").rmdir()
