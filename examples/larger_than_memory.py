@@ -115,7 +115,7 @@ def use_everything_once() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         transformers.AutoModelForCausalLM.from_config(tiny).save_pretrained(folder)
-        model = tl.transformers.from_pretrained(folder)
+        model = tl.transformers.from_pretrained(folder, pack_dir=Path(folder) / "pack")
         model.generate(torch.ones(1, 1, dtype=torch.long), max_new_tokens=1, pad_token_id=0)
 
 

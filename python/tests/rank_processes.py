@@ -462,12 +462,13 @@ def _cut_at(phase: str, action: Any) -> None:
             action()
         return _CutFiles(self, files, phase, action)
 
-    def cut_commit(self: Any, written: Any) -> None:
+    def cut_commit(self: Any, written: Any) -> Any:
         if phase == "commit":
             action()
-        commit(self, written)
+        committed = commit(self, written)
         if phase == "committed":
             action()
+        return committed
 
     def cut_post(self: Any, topic: str, value: Any) -> None:
         post(self, topic, value)

@@ -671,7 +671,7 @@ def test_a_rank_that_stops(fragile: RankProcesses, directory: Path, rank: int, p
     assert same(tl.Checkpointer(directory, process_group=False).load(), make_state(1))
     os.kill(fragile.processes[rank].pid or 0, signal.SIGCONT)
     failed = fragile.collect([rank])
-    assert all(error.is_ours for error in failed.values())
+    assert all(error.is_ours for error in failed.values()), failed
     # Rank 0 had heard from all: the checkpoint is whole, though it came too late for the others.
     assert len(failed) == (0 if phase == "commit" else 1)
     assert_only(directory, {1: 1, 2: 2} if phase == "commit" else {1: 1})

@@ -199,7 +199,7 @@ def test_many_tensors(tmp_path: Path, engine: tl.Engine) -> None:
 def test_what_the_format_cannot_hold(tensors: Any, metadata: Any, kind: type[Exception], says: str) -> None:
     with pytest.raises(kind, match=re.escape(says)) as caught:
         lay_out(tensors, "a.safetensors", metadata=metadata)
-    if kind is tl.Unsupported:
+    if kind is tl.Unsupported and "meta" not in says:  # which no format can hold
         assert ".pt" in str(caught.value)
 
 

@@ -328,7 +328,7 @@ def test_a_file_of_torch_save_that_is_named_safetensors(tmp_path: Path) -> None:
 
 def test_what_a_handle_offers() -> None:
     offered = {name for name in dir(tl.SaveHandle) if not name.startswith("_")}
-    assert offered == {"cancel", "done", "progress", "staged", "wait", "wait_staged"}
+    assert offered == {"cancel", "done", "progress", "staged", "wait", "wait_staged", "written_share"}
 
 
 @pytest.mark.parametrize("save", [tl.save, tl.save_async])

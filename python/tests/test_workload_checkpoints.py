@@ -207,7 +207,7 @@ def test_what_does_not_fit_is_rejected_before_anything_is_written(
         scaled(workload(), 1000)
     with pytest.raises(ValueError, match="saves checkpoints, which needs a directory"):
         run(workload(), None)
-    with pytest.raises(ValueError, match="--remove: unet3d saves no checkpoints"):
+    with pytest.raises(ValueError, match="remove: unet3d saves no checkpoints"):
         run(load("unet3d_h100"), [tmp_path], remove=True)
 
 

@@ -1,15 +1,15 @@
 """Calls of a Checkpointer that run in a thread of their own, where no signal handler interrupts them."""
 
 import os
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from trunkline import _exit_hook
 from trunkline._core import FileSet
 from trunkline._errors import Cancelled
-from trunkline._tensor_io.background import Claim
+from trunkline._tensor_io.background import Claim, start_thread
 from trunkline._tensor_io.flag import Flag
 from trunkline.dcp import running_saves
 
@@ -63,17 +63,15 @@ class Task:
         self._process = os.getpid()
         self._begun = Flag()
         self._ended = Flag()
+        self._thread_ended = Flag()  # the interpreter waits for it before it exits
         self._streams = _current_streams()
         self.has_begun = False
         self.runs_here = False
 
     def start(self) -> None:
-        """Run it. While the interpreter exits, nothing would wait for a thread: then it runs in this one."""
-        self.runs_here = not threading.main_thread().is_alive()
-        if self.runs_here:
-            self._run()
-        else:
-            threading.Thread(target=self._run, name="trunkline-dcp", daemon=False).start()
+        """Run it. Once the exit no longer waits for threads, it runs in this one."""
+        self.runs_here = _exit_hook.has_passed()
+        start_thread(self._run, self._thread_ended)
         self._is_started = True
 
     def begin(self) -> None:
