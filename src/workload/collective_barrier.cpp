@@ -25,11 +25,12 @@ Result<void> CollectiveBarrier::arrive(std::uint64_t /*step*/, std::int64_t read
 
 Result<std::optional<std::int64_t>> CollectiveBarrier::wait(std::uint64_t /*step*/, std::int64_t deadline) {
   while (true) {
-    auto late = reduction_.poll();
-    if (!late) return std::unexpected(late.error());
+    const auto polled = reduction_.poll();
+    if (!polled) return std::unexpected(polled.error());
     const std::int64_t now = clock_.now();
     // All have arrived, so a step that begins late begins by now.
-    if (*late) return end_ ? std::max(*end_, std::min(*end_ + **late, now)) : now;
+    if (const std::optional<std::int64_t>& late = *polled)
+      return end_ ? std::max(*end_, std::min(*end_ + *late, now)) : now;
     if (now >= deadline) return std::nullopt;
     clock_.sleep_until(std::min(deadline, now + poll_interval(now - arrived_)));
   }

@@ -136,7 +136,8 @@ Result<double> parse_fail_over(std::string_view text) {
   if (digits.ends_with('%')) digits.remove_suffix(1);
   double percent = 0;
   const auto [end, code] = std::from_chars(digits.data(), digits.data() + digits.size(), percent);
-  if (code != std::errc() || end != digits.data() + digits.size() || !(percent >= 0 && percent < 100)) {
+  const bool is_in_range = percent >= 0 && percent < 100;  // false for NaN
+  if (code != std::errc() || end != digits.data() + digits.size() || !is_in_range) {
     return std::unexpected(make_error(
         ErrorKind::invalid_argument,
         fmt::format("--fail-over: must be a percentage from 0% to less than 100%, such as 5%, not \"{}\"",

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstdlib>
 #include <ranges>
 #include <system_error>
@@ -59,7 +60,7 @@ std::vector<std::string> gdsio_command(const std::string& program, const GdsioJo
   set("-x", std::to_string(transfer_type(job)));
   set("-I", std::to_string(io_type(job)));
   if (job.duration_s > 0)
-    set("-T", std::to_string(std::max(1U, static_cast<unsigned>(job.duration_s + 0.5))));  // whole seconds
+    set("-T", std::to_string(std::max(1L, std::lround(job.duration_s))));  // whole seconds
   return command;
 }
 
@@ -94,7 +95,7 @@ Result<GdsioMeasurement> parse_gdsio_output(std::string_view output) {
 }
 
 Result<GdsioPeer> GdsioPeer::find() {
-  const char* const variable = std::getenv("PATH");
+  const char* const variable = std::getenv("PATH");  // NOLINT(concurrency-mt-unsafe)
   const std::string_view path = variable != nullptr ? variable : "";
   std::vector<std::string> candidates;
   for (const auto part : std::views::split(path, ':')) {
