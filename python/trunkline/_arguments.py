@@ -44,22 +44,21 @@ def keep_argument(value: SupportsIndex | None) -> int | None:
 
 def count_argument(value: SupportsIndex, name: str) -> int:
     """Return a number of at least 1; raises TypeError or ValueError."""
-    count = _whole(value)
-    if count is None:
-        raise TypeError(f"{name}: must be an integer of at least 1, not {_shown(value)}")
-    if not 1 <= count < 2**63:
-        raise ValueError(f"{name}: must be an integer of at least 1, not {count}")
-    return count
+    return _integer_argument(value, name, 1)
 
 
 def offset_argument(value: SupportsIndex, name: str) -> int:
     """Return the offset of a byte in a file; raises TypeError or ValueError."""
-    offset = _whole(value)
-    if offset is None:
-        raise TypeError(f"{name}: must be an integer of at least 0, not {_shown(value)}")
-    if not 0 <= offset < 2**63:
-        raise ValueError(f"{name}: must be an integer of at least 0, not {offset}")
-    return offset
+    return _integer_argument(value, name, 0)
+
+
+def _integer_argument(value: SupportsIndex, name: str, least: int) -> int:
+    number = _whole(value)
+    if number is None:
+        raise TypeError(f"{name}: must be an integer of at least {least}, not {_shown(value)}")
+    if not least <= number < 2**63:
+        raise ValueError(f"{name}: must be an integer of at least {least}, not {number}")
+    return number
 
 
 def bool_argument(value: Any, name: str) -> bool:
