@@ -17,7 +17,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -31,6 +30,7 @@ from trunkline._formats.safetensors.loader import checksums_of, corrupt_chunk, e
 from trunkline._formats.safetensors.pieces import Piece, cut
 from trunkline._formats.safetensors.read_ahead import OpenFiles, ReadOptions
 from trunkline._tensor_io.background import start_thread
+from trunkline.checkpoint.ranks.gloo_group import new_gloo_group
 from trunkline.checkpoint.ranks.node_memory import NodeMemory
 from trunkline.checkpoint.ranks.store import rank_error
 
@@ -60,11 +60,7 @@ def _take_own_group(given: Any, size: int) -> _OwnGroup:
     dist.all_gather_object(idle, [index for index, own in enumerate(own_groups) if own.is_idle], group=given)
     found = min(set.intersection(*map(set, idle)), default=None)
     if found is None:
-        ranks = dist.get_process_group_ranks(given)
-        group = dist.new_group(
-            ranks, timeout=_timeout_of(given), backend="gloo", use_local_synchronization=True
-        )
-        own_groups.append(_OwnGroup(group))
+        own_groups.append(_OwnGroup(new_gloo_group(given)))
         return own_groups[-1]
     own: _OwnGroup = own_groups[found]
     own.is_idle = False
@@ -446,12 +442,3 @@ class _Results:
 
     def is_closed(self) -> bool:
         return self._closed
-
-
-def _timeout_of(group: Any) -> timedelta | None:
-    """Return how long the collective operations of a group may take; None: torch's default."""
-    for kind in ("cpu", "cuda"):
-        with suppress(RuntimeError, AttributeError):  # it has no backend for these
-            timeout: timedelta = group._get_backend(torch.device(kind)).options._timeout
-            return timeout
-    return None

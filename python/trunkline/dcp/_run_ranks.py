@@ -1,14 +1,14 @@
 """What the ranks of a trunkline.dcp.Checkpointer tell each other, before and after they call torch."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from trunkline._arguments import started_ranks
 from trunkline._errors import RankError
+from trunkline.checkpoint.ranks.gloo_group import new_gloo_group
 from trunkline.checkpoint.ranks.store import rank_error
 
 
@@ -90,10 +90,7 @@ class RunRanks:
     @property
     def _group(self) -> Any:
         if self._own is None:
-            ranks = dist.get_process_group_ranks(self._given)
-            self._own = dist.new_group(
-                ranks, timeout=_timeout_of(self._given), backend="gloo", use_local_synchronization=True
-            )
+            self._own = new_gloo_group(self._given)
         return self._own
 
     @contextmanager
@@ -107,15 +104,6 @@ class RunRanks:
                 f"rank {self.rank} has called {call}, and another rank has ended, or did not make the same "
                 f"call in time: {error}",
             ) from error
-
-
-def _timeout_of(group: Any) -> Any:
-    """Return how long the collective operations of a group may take; None: torch's default."""
-    group = dist.group.WORLD if group is None else group
-    for kind in ("cpu", "cuda"):
-        with suppress(RuntimeError, AttributeError):  # it has no backend for these
-            return group._get_backend(torch.device(kind)).options._timeout
-    return None
 
 
 def _rank_in(process_group: Any) -> tuple[int, int]:
