@@ -1,17 +1,14 @@
 """Reads the weights of a model that fits into memory at the device's speed, for SGLang's own loading."""
 
-import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
 from trunkline._errors import Unsupported
-from trunkline._logging import Log
+from trunkline._streaming.weights_log import logged
 from trunkline.checkpoint.iter_tensors import iter_tensors
 from trunkline.sglang._settings import VARIABLE
-
-_log = Log("stream")
 
 # Each takes the list of files first, and yields (name, tensor).
 ITERATORS = (
@@ -19,28 +16,19 @@ ITERATORS = (
     "sglang.srt.model_loader.weight_utils.buffered_multi_thread_safetensors_weights_iterator",
 )
 
-_bytes_read = 0  # by this process
+_reads = 0  # calls of read_weights() in this process
 
 
 def read_weights(
     original: Any, hf_weights_files: Iterable[str], *_: Any, **__: Any
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield what one of ITERATORS, `original`, would yield."""
-    global _bytes_read
-    begin, before = time.monotonic(), _bytes_read
+    global _reads
+    _reads += 1
     group = _tensor_parallel_group()
     # SGLang may let each rank begin with another file.
     files = list(hf_weights_files) if group is None else sorted(hf_weights_files)
-    for name, tensor in iter_tensors(files, group=group):
-        _bytes_read += tensor.nbytes
-        yield name, tensor
-    nbytes, seconds = _bytes_read - before, time.monotonic() - begin
-    _log.info(
-        "read %.3f GB of weights in %.2f s, %.2f GB/s with SGLang's own work on them",
-        nbytes / 1e9,
-        seconds,
-        nbytes / 1e9 / seconds if seconds else 0.0,
-    )
+    yield from logged(iter_tensors(files, group=group), "SGLang")
 
 
 def _tensor_parallel_group() -> Any:
@@ -56,9 +44,9 @@ def load_and_check(original: Any, runner: Any) -> Any:
 
     Raises Unsupported if it has not called read_weights().
     """
-    before = _bytes_read
+    before = _reads
     result = original(runner)
-    if _bytes_read == before:
+    if _reads == before:
         raise Unsupported(
             None,
             "the weights were not read by Trunkline, but by SGLang with its --load-format; use --load-format "

@@ -1,7 +1,6 @@
 """A model loader of vLLM that reads weights with iter_tensors()."""
 
 import copy
-import time
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -10,10 +9,8 @@ from unittest.mock import patch
 import torch
 
 from trunkline._errors import Unsupported
-from trunkline._logging import Log
+from trunkline._streaming.weights_log import logged
 from trunkline.checkpoint.iter_tensors import iter_tensors
-
-_log = Log("stream")
 
 # In vLLM's module default_loader: takes the list of files first, and yields (name, tensor).
 _ITERATOR = "safetensors_weights_iterator"
@@ -60,7 +57,7 @@ def loader_class() -> Any:
 
 
 def _read(files: list[str], local_expert_ids: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of the files; with expert parallelism only those of the given experts."""
+    """Return the tensors of the files; with expert parallelism only those of the given experts."""
     keys = None
     if local_expert_ids is not None:
         from vllm.model_executor.model_loader.ep_weight_filter import should_skip_weight
@@ -69,17 +66,7 @@ def _read(files: list[str], local_expert_ids: Any) -> Iterator[tuple[str, torch.
             return not should_skip_weight(name, local_expert_ids)
 
     group = None if keys is not None else _tensor_parallel_group()
-    begin, nbytes = time.monotonic(), 0
-    for name, tensor in iter_tensors(files, keys=keys, group=group):
-        nbytes += tensor.nbytes
-        yield name, tensor
-    seconds = time.monotonic() - begin
-    _log.info(
-        "read %.3f GB of weights in %.2f s, %.2f GB/s with vLLM's own work on them",
-        nbytes / 1e9,
-        seconds,
-        nbytes / 1e9 / seconds if seconds else 0.0,
-    )
+    return logged(iter_tensors(files, keys=keys, group=group), "vLLM")
 
 
 def _tensor_parallel_group() -> Any:
