@@ -37,7 +37,7 @@ OURS = "iter_tensors"
 def by_safe_open(files: list[Path]) -> Iterator[tuple[str, torch.Tensor]]:
     for path in files:
         with safetensors.safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - it is no dict
+            for name in file.keys():  # noqa: SIM118 - not a dict
                 yield name, file.get_tensor(name)
 
 

@@ -1,4 +1,4 @@
-"""fio, as the peer that measurements stand beside: one run of it, read from its JSON."""
+"""fio, the peer that measurements are compared with: one run of it, read from its JSON."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A virtual machine's free memory, kept from its hypervisor while something is measured.
 
 With free page reporting (Documentation/mm/free_page_reporting.rst) pages that were free for a while cost 0.4
-to 2.5 s/GB when they are used again, whoever uses them, and which pages those are is chance: what needs new
+to 2.5 s/GB when they are used again, by any process, and which pages those are varies: what needs new
 memory then measures that. Kernels that let the waiting time be set are asked to wait longer.
 """
 

@@ -1,4 +1,4 @@
-"""Measurements that stand beside a peer: taken in turn within one run, compared round by round, shown as a
+"""Measurements compared with a peer: taken in turn within one run, compared round by round, shown as a
 table.
 """
 

@@ -1,4 +1,4 @@
-"""A model's weights saved for good (fsync included): to .pt, .safetensors and a directory of checkpoints,
+"""A model's weights saved durably (fsync included): to .pt, .safetensors and a directory of checkpoints,
 beside fio's write and fsync of as many bytes, and beside torch.save, safetensors and
 torch.distributed.checkpoint. What was saved is loaded and compared once each.
 """

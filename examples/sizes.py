@@ -13,4 +13,4 @@ def parse_size(text: str) -> int:
     try:
         return int(float(text[: -len(unit)]) * UNITS[unit]) if unit else int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; try 1GB or 512MiB") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; try 1GB or 512MiB") from None

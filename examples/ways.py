@@ -70,7 +70,7 @@ def load_folder(folder: Path) -> Tensors:
 
 
 def load_pt(path: Path) -> Tensors:
-    """Every byte is compared with the CRC-32 that stands in the file."""
+    """Every byte is compared with the CRC-32 in the file."""
     tensors: Tensors = tl.load(path)
     return tensors
 

@@ -1,4 +1,4 @@
-// Writes a file, reads it back in pieces that are all in flight at once, checks every byte, and tells which
+// Writes a file, reads it back in pieces that are all in flight at once, checks every byte, and prints which
 // way the bytes took.   roundtrip [DIRECTORY]
 #include <unistd.h>
 

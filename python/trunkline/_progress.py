@@ -26,7 +26,7 @@ class Progress:
         unit: Literal["bytes", "files", "steps", "checkpoints", "queries"] = "bytes",
         log: Log | None = None,
     ) -> None:
-        """`what`: the operation, as in "packing model". `log`: gets lines if stderr is no terminal."""
+        """`what`: the operation, as in "packing model". `log`: gets lines if stderr is not a terminal."""
         self._what = what
         self._total = total
         self._unit = unit

@@ -27,7 +27,7 @@ std::unexpected<Error> volume_is_missing(const std::string& volume, const std::s
       Error{.kind = ErrorKind::system,
             .code = ENOENT,
             .message = fmt::format("cannot save into {}: {} is missing: ENOENT. Mount its volume; if that "
-                                   "disk is gone for good, open the directory with volumes=[...] that "
+                                   "disk is lost, open the directory with volumes=[...] that "
                                    "exist",
                                    directory, volume),
             .path = volume});

@@ -31,7 +31,7 @@ class SaveTransaction {
  public:
   SaveTransaction(const SaveTransaction&) = delete;
   SaveTransaction& operator=(const SaveTransaction&) = delete;
-  // release(), not abandon(): who drops a save without a word, maybe because an exception goes by, does not
+  // release(), not abandon(): a save that is dropped, perhaps while an exception unwinds, does not
   // say that all writers of its shards are done, and cannot be told what could not be removed. What stays is
   // debris, which the next one to open the directory collects.
   ~SaveTransaction();

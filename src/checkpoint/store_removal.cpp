@@ -26,7 +26,7 @@ Error volume_is_missing(const std::string& volume) {
       .kind = ErrorKind::system,
       .code = ENOENT,
       .message = fmt::format("{} is missing: ENOENT; shards of steps that were removed may lie on it. "
-                             "Mount its volume and run gc again. If that disk is lost for good, remove the "
+                             "Mount its volume and run gc again. If that disk is lost, remove the "
                              "directories of steps without a manifest",
                              volume),
       .path = volume};

@@ -11,7 +11,7 @@
 namespace trunkline::format {
 namespace {
 
-constexpr std::string_view kMarker = "\"trunkline.crc32c\":\"";  // as it stands in the file
+constexpr std::string_view kMarker = "\"trunkline.crc32c\":\"";  // as written in the file
 constexpr std::size_t kDigits = 8;                               // of a checksum
 constexpr std::size_t kChunkDigits = 13;
 constexpr std::size_t kHeadDigits = 9;

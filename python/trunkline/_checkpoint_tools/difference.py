@@ -31,7 +31,7 @@ _FILES = ("safetensors", "folder", "file")
 class TensorDifference:
     """A tensor that differs.
 
-    `elements`: how many do; None where the shapes differ. `max_abs`: None where the difference is no number.
+    `elements`: how many do; None where the shapes differ. `max_abs`: None where the difference is not a number.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Difference:
     b: str
     compared: int = 0  # tensors in both
     tensors: list[TensorDifference] = field(default_factory=list)
-    values: list[str] = field(default_factory=list)  # that are no tensors
+    values: list[str] = field(default_factory=list)  # that are not tensors
     only_a: list[str] = field(default_factory=list)
     only_b: list[str] = field(default_factory=list)
 
@@ -161,7 +161,7 @@ def _dotted(keys: tuple[Any, ...]) -> str:
 
 
 def _leaves(value: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield what is no container, and empty containers, by the keys that lead to it."""
+    """Yield leaves, and empty containers, by the keys that lead to it."""
     items: list[tuple[Any, Any]] = []
     if isinstance(value, Mapping):
         items = list(value.items())
@@ -258,7 +258,7 @@ def _extent_of(tensor: torch.Tensor) -> int:
 
 
 def _differing(one: torch.Tensor, other: torch.Tensor) -> tuple[int, float | None]:
-    """Return how many elements differ, and by how much at most; None where that is no number."""
+    """Return how many elements differ, and by how much at most; None where that is not a number."""
     if one.dtype == other.dtype and torch.equal(one.view(torch.uint8), other.view(torch.uint8)):
         return 0, None
     if one.dtype in _INTEGERS and other.dtype in _INTEGERS:

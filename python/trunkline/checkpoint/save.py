@@ -185,7 +185,7 @@ def _begin_save(
 
 
 def _check_order(path: Any) -> None:
-    """Raise TypeError for what is no path, such as the object to save."""
+    """Raise TypeError for what is not a path, such as the object to save."""
     if not isinstance(path, str | bytes | os.PathLike):
         raise TypeError(
             f"path: must be str, bytes or os.PathLike, not {type(path).__name__}; the order is (obj, path)"

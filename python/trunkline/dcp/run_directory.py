@@ -11,7 +11,7 @@ although the numbers of steps may go back. A step that StorageWriter alone has s
 0.
 
 How a step is removed:
-1. Its manifests are unlinked, and the folder is synced: from here on it is no checkpoint.
+1. Its manifests are unlinked, and the folder is synced: from here on it is not a checkpoint.
 2. Its shards are removed, with what they link to on volumes if the folder owns it.
 3. The folder is removed, unless other files are in it.
 A crash in between leaves a folder without manifests, which collect() removes.
@@ -205,7 +205,7 @@ def step_directory(directory: "str | os.PathLike[str]", step: int | None) -> Pat
 
 
 def check_usable(directory: Path) -> None:
-    """Raise an error for a path that is no directory of such checkpoints, and cannot become one."""
+    """Raise an error for a path that is neither a directory of such checkpoints nor can become one."""
     if not os.path.lexists(directory):
         return
     if not directory.is_dir():
