@@ -200,7 +200,7 @@ def cached(bench: Workbench) -> list[Comparison]:
     for path in (pt, st):
         path.unlink()
     if buffered < 2 * bench.rounds * bench.bytes:
-        print("bench: this kernel does not report what the page cache holds: those rows are left out", file=sys.stderr)
+        print("bench: this kernel does not report what the page cache holds; rows left out", file=sys.stderr)
         return []
     return [
         Comparison("loading", f"from the page cache, {ours}", "GB/s", peer, got[ours], got[peer])

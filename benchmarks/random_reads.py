@@ -3,7 +3,7 @@ limit, beside fio randread.
 
 How much memory the bytes go to decides as much as how they are read: batches of 400 samples (46 MB each)
 are more than a processor's cache, fio's 32 buffers are less. And who awaits a batch before the next lets the
-disk run dry for a moment. So each case is compared with fio in the same mode: one batch at a time beside fio that
+disk run dry for a moment. So each case has a peer in the same mode: one batch at a time beside fio that
 sends 400 when the last 400 are there; the next batch under way beside fio with 400 always in flight; a few
 targets used in turn beside fio with its 32 buffers. "In one call" is one operation for a batch (read_ranges)
 instead of a request for each sample.

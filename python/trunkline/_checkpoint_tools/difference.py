@@ -31,7 +31,7 @@ _FILES = ("safetensors", "folder", "file")
 class TensorDifference:
     """A tensor that differs.
 
-    `elements`: how many do; None where the shapes differ. `max_abs`: None where the difference is not a number.
+    `elements`: how many do; None where the shapes differ. `max_abs`: None if the difference is not a number.
     """
 
     name: str
