@@ -8,7 +8,7 @@ reads, the last of the small reads, every token that is generated.
     make bench ARGS="--only cpu,latency --rounds 9 --json"
 
 Sections: sequential, cpu, unthrottled, random, latency (the engine); samples (training data); saving,
-loading, filling, overlap (checkpoints); streaming (models larger than memory); many (a million tensors);
+loading, filling, overlap (checkpoints); streaming (models larger than memory); serving (SGLang); many (a million tensors);
 workloads (emulated training jobs). What each measures stands at the head of its file.
 The numbers are also written to build/bench/bench.json. Those of a run of all sections are kept in
 benchmarks/results, from which make_tables.py makes the tables of docs/performance.md; `--keep FILE` puts
@@ -42,6 +42,7 @@ import random_reads
 import samples
 import saving
 import sequential
+import serving
 import unthrottled
 import workloads
 from guest_memory import free_memory_kept
@@ -62,6 +63,7 @@ SECTIONS: dict[str, Callable[[Workbench], list[Comparison]]] = {
     "filling": filling.measure,
     "overlap": overlap.measure,
     "streaming": larger_models.measure,
+    "serving": serving.measure,
     "many": many_tensors.compare,
     "workloads": workloads.measure,
 }

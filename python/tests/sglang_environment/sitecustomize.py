@@ -1,4 +1,4 @@
-"""Stand-ins for packages that SGLang imports, and that a machine without a GPU does not have.
+"""Stand-ins for packages that SGLang imports, and that a machine without a GPU does not have or need.
 
 Python imports this module at start if its folder is in PYTHONPATH. Real packages come first.
 """
@@ -11,7 +11,7 @@ import sys
 import types
 from typing import Any
 
-_NAMES = ("triton", "torchvision", "sgl_kernel")
+_NAMES = ("triton", "torchvision", "sgl_kernel", "datasets")
 _ABSENT = ("driver",)  # of triton: its absence says that there is no GPU
 
 
