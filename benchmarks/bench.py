@@ -8,8 +8,8 @@ reads, the last of the small reads, every token that is generated.
     make bench ARGS="--only cpu,latency --rounds 9 --json"
 
 Sections: sequential, cpu, unthrottled, random, latency (the engine); samples (training data); saving,
-loading, filling, overlap (checkpoints); streaming (models larger than memory); serving (SGLang); many (a million tensors);
-workloads (emulated training jobs). What each measures stands at the head of its file.
+loading, filling, overlap (checkpoints); streaming (models larger than memory); serving (SGLang); many (a
+million tensors); workloads (emulated training jobs). The head of each file says what it measures.
 The numbers are also written to build/bench/bench.json. Those of a run of all sections are kept in
 benchmarks/results, from which make_tables.py makes the tables of docs/performance.md; `--keep FILE` puts
 those of some sections in the place of what FILE has of them. compare.py says what became slower.

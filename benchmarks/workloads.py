@@ -1,6 +1,6 @@
 """Emulated training jobs (trunkline workload) on all disks: where storage is the limit, how much of fio's
 bandwidth they reach; where storage or computation is, how far the utilization is from the planned one; and
-how well it repeats.
+how well it repeats; and beside dlio_benchmark where it is installed.
 
 The time that a batch computes is chosen so that one accelerator would read half, or twice, what the disks
 give. Files are fewer than in the published workloads; samples are as large, except for unet3d's.
@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 from statistics import median
 
+import dlio_peer
 import fio_peer
 from measurement import Comparison, interleave
 from workbench import MIB, Workbench
@@ -39,7 +40,7 @@ JOBS: dict[str, list[str]] = {
 
 def measure(bench: Workbench) -> list[Comparison]:
     rows = [each for name in JOBS for each in measure_job(bench, name)]
-    return [*rows, *null_device(bench)]
+    return [*rows, *null_device(bench), *dlio_peer.measure(bench)]
 
 
 def measure_job(bench: Workbench, name: str) -> list[Comparison]:
