@@ -8,8 +8,9 @@ reads, the last of the small reads, every token that is generated.
     make bench ARGS="--only cpu,latency --rounds 9 --json"
 
 Sections: sequential, cpu, unthrottled, random, latency (the engine); samples (training data); saving,
-loading, filling, overlap (checkpoints); streaming (models larger than memory); serving (SGLang); many (a
-million tensors); workloads (emulated training jobs). The head of each file says what it measures.
+loading, filling, overlap (checkpoints); streaming, experts (models larger than memory); serving
+(SGLang); many (a million tensors); workloads (emulated training jobs). The head of each file says what it
+measures.
 The numbers are also written to build/bench/bench.json. Those of a run of all sections are kept in
 benchmarks/results, from which make_tables.py makes the tables of docs/performance.md; `--keep FILE` puts
 those of some sections in the place of what FILE has of them. compare.py says what became slower.
@@ -30,6 +31,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import cpu_cost
+import expert_models
 import filling
 import fio_peer
 import kept_results
@@ -63,6 +65,7 @@ SECTIONS: dict[str, Callable[[Workbench], list[Comparison]]] = {
     "filling": filling.measure,
     "overlap": overlap.measure,
     "streaming": larger_models.measure,
+    "experts": expert_models.measure,
     "serving": serving.measure,
     "many": many_tensors.compare,
     "workloads": workloads.measure,

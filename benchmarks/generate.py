@@ -5,8 +5,9 @@
                              "tokens": 8}'
 
 Ways: "trunkline" (also "volumes", "pack_dir"), "accelerate" (its disk offload into "offload"), "deepspeed"
-(ZeRO-Inference, from files that it makes in "offload"), "resident" (all in memory). "group": a memory
-control group to join first, so that the page cache cannot hold all weights.
+(ZeRO-Inference, from files that it makes in "offload"), "mmap" (parameters mapped from the file "mapped"),
+"resident" (all in memory). "group": a memory control group to join first, so that the page cache cannot hold
+all weights. "zipf": how unequally the experts of a mixture are chosen (skewed_routing.py).
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+import skewed_routing
 
 
 def cpu_seconds() -> float:
@@ -68,7 +71,24 @@ def load(job: dict[str, Any]) -> Any:
         return transformers.AutoModelForCausalLM.from_pretrained(
             job["model"], device_map={**rest, **layers}, offload_folder=job["offload"]
         )
+    if job["way"] == "mmap":
+        return load_mapped(job)
     return transformers.AutoModelForCausalLM.from_pretrained(job["model"])
+
+
+def load_mapped(job: dict[str, Any]) -> Any:
+    import safetensors
+    import torch
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(job["model"])
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    with safetensors.safe_open(job["mapped"], framework="pt") as file:
+        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    model.load_state_dict(state, assign=True)
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)  # has no weights, and is not stored
+    return model.eval()
 
 
 def load_with_deepspeed(job: dict[str, Any]) -> Any:
@@ -116,6 +136,13 @@ def load_with_deepspeed(job: dict[str, Any]) -> Any:
     return engine.module
 
 
+def bytes_read(model: Any) -> int:
+    """So far, in all."""
+    import trunkline as tl
+
+    return int(tl.stream.stats(model)["bytes_read"])
+
+
 def generate(model: Any, job: dict[str, Any]) -> dict[str, Any]:
     import torch
     from transformers import LogitsProcessor, LogitsProcessorList
@@ -126,10 +153,12 @@ def generate(model: Any, job: dict[str, Any]) -> dict[str, Any]:
         def __init__(self) -> None:
             self.times: list[float] = []
             self.cpu: list[float] = []
+            self.read: list[int] = []
 
         def __call__(self, _: Any, scores: Any) -> Any:
             self.times.append(time.perf_counter())
             self.cpu.append(cpu_seconds())
+            self.read.append(bytes_read(model) if job["way"] == "trunkline" else 0)
             return scores
 
     clock = Clock()
@@ -151,6 +180,7 @@ def generate(model: Any, job: dict[str, Any]) -> dict[str, Any]:
         "first": clock.times[0] - start,
         "steps": steps,
         "cpu": [after - before for before, after in zip(clock.cpu, clock.cpu[1:], strict=False)],
+        "read": clock.read,
         "tokens": out[:, ids.shape[1] :].tolist(),
     }
 
@@ -162,7 +192,10 @@ def main() -> None:
     import_all(job["way"])
     start = time.perf_counter()
     model = load(job)
-    result = {"load": time.perf_counter() - start, **generate(model, job)}
+    seconds = time.perf_counter() - start
+    if "zipf" in job:
+        skewed_routing.install(model, job["zipf"])
+    result = {"load": seconds, **generate(model, job)}
     if job["way"] == "trunkline":
         import trunkline as tl
 

@@ -166,10 +166,10 @@ class _Section:
         rounds, limit = self._bench.rounds, self._bench.limit_mb_s * 1e6
         streamed = runs[SINGLE_WAY][0]["stats"]["streamed_bytes"]
         resident = [
-            median(self._run(self._resident(1) | {"environment": PASSIVE})["cpu"][1:]) for _ in range(rounds)
+            median(run(self._resident(1) | {"environment": PASSIVE})["cpu"][1:]) for _ in range(rounds)
         ]
         cpu = [median(run["cpu"][1:]) for run in runs[SINGLE_WAY]]
-        base = self._run(self._resident(BATCH) | {"model": str(self._tiny)})["peak"]
+        base = run(self._resident(BATCH) | {"model": str(self._tiny)})["peak"]
         rows = [
             Comparison(
                 *(
@@ -272,15 +272,15 @@ class _Section:
             each.limit(0)
         for job in ways.values():
             if job["way"] == "trunkline":  # makes the pack, or finds it
-                self._run({**job, "tokens": 1})
+                run({**job, "tokens": 1})
         for each in (disks, *more):
             each.limit(self._bench.limit_mb_s // slower)
 
         def way(name: str) -> Callable[[], float]:
             def once() -> float:
                 disks.rest()
-                _forget(Path(ways[name]["model"]))
-                result = self._run(ways[name]) | {"prompt": ways[name]["prompt"]}
+                forget(Path(ways[name]["model"]))
+                result = run(ways[name]) | {"prompt": ways[name]["prompt"]}
                 expected = self._in_memory(ways[name]["batch"], ways[name]["prompt"])
                 if result["tokens"] != expected["tokens"]:
                     raise SystemExit(
@@ -299,24 +299,8 @@ class _Section:
 
     def _in_memory(self, batch: int, prompt: int) -> Run:
         if (batch, prompt) not in self._expected:
-            self._expected[batch, prompt] = self._run(self._resident(batch) | {"prompt": prompt})
+            self._expected[batch, prompt] = run(self._resident(batch) | {"prompt": prompt})
         return self._expected[batch, prompt]
-
-    def _run(self, job: Job) -> Run:
-        environment = {**os.environ, **job.get("environment", {})}
-        limit = job.get("budget", 0) + GROUP_SPARE if job.get("group", "budget" in job) else None
-        with _memory_group(limit) as group:
-            done = subprocess.run(
-                [sys.executable, str(SCRIPT), json.dumps({**job, "group": group})],
-                capture_output=True,
-                text=True,
-                check=False,
-                env=environment,
-            )
-        if done.returncode != 0:
-            raise SystemExit(f"bench: generating failed ({done.returncode}): {job}\n{done.stderr[-2000:]}")
-        result: Run = json.loads(done.stdout.splitlines()[-1])
-        return result
 
     @contextmanager
     def _disks(
@@ -329,6 +313,25 @@ class _Section:
         share = self._weights * (copies + packs) // count + SPARE
         with PacedDisks([share] * count, limit_mb_s=0, raid0=raid0) as disks:
             yield disks
+
+
+def run(job: Job) -> Run:
+    """What a process of generate.py prints; in a memory control group if the job says so."""
+    environment = {**os.environ, **job.get("environment", {})}
+    is_limited = job.get("group", "budget" in job)
+    limit = job.get("budget", 0) + job.get("spare", GROUP_SPARE) if is_limited else None
+    with _memory_group(limit) as group:
+        done = subprocess.run(
+            [sys.executable, str(SCRIPT), json.dumps({**job, "group": group})],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
+        )
+    if done.returncode != 0:
+        raise SystemExit(f"bench: generating failed ({done.returncode}): {job}\n{done.stderr[-2000:]}")
+    result: Run = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def _make_model(folder: Path, shape: dict[str, int]) -> Path:
@@ -363,9 +366,9 @@ def _memory_group(limit_bytes: int | None) -> Iterator[str | None]:
         path.rmdir()
 
 
-def _forget(folder: Path) -> None:
+def forget(folder: Path) -> None:
     """Drop the files from the page cache: what a group that is gone had read stays there."""
-    for path in folder.iterdir():
+    for path in filter(Path.is_file, folder.rglob("*")):
         with path.open("rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
