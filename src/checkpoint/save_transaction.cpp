@@ -194,6 +194,12 @@ void SaveTransaction::withdraw_manifest(const Commit& commit) {
 // 8. Only now may older ones go: retain(), in the order of GarbageCollector::collect().
 Result<std::uint64_t> SaveTransaction::commit(Manifest manifest, std::uint64_t first_number) {
   const auto guard = enter();
+  return commit_as(std::move(manifest), std::nullopt, first_number);
+}
+
+// With `number` the commit has just that.
+Result<std::uint64_t> SaveTransaction::commit_as(Manifest manifest, std::optional<std::uint64_t> number,
+                                                 std::uint64_t first_number) {
   const trace::Span span(kCommit, state_->directory);
   if (phase_ == Phase::ended) return has_ended("commit", step_);
   if (phase_ == Phase::committed) return invalid(fmt::format("commit: step {} was committed before", step_));
@@ -203,9 +209,9 @@ Result<std::uint64_t> SaveTransaction::commit(Manifest manifest, std::uint64_t f
   const auto entries = list_steps(state_->directory);
   if (!entries) return std::unexpected(entries.error());
   // Above those of steps that somebody has moved out meanwhile, and may move back.
-  manifest.commit = next_commit(
-      state_->directory, *entries,
-      std::max({state_->descriptor.first_commit, state_->known.newest_number() + 1, first_number}));
+  const std::uint64_t first =
+      std::max({state_->descriptor.first_commit, state_->known.newest_number() + 1, first_number});
+  manifest.commit = number.value_or(next_commit(state_->directory, *entries, first));
   manifest.time = utc_time(std::time(nullptr));
   const auto text = format_manifest(manifest);
   if (!text) return std::unexpected(text.error());
@@ -226,6 +232,7 @@ Result<std::uint64_t> SaveTransaction::commit(Manifest manifest, std::uint64_t f
 }
 
 Result<std::uint64_t> SaveTransaction::commit_copy(const Manifest& original) {
+  const auto guard = enter();
   if (original.shards.size() != placement_.shards.size()) {
     return invalid(fmt::format("manifest: it has {} shards, and the save {}", original.shards.size(),
                                placement_.shards.size()));
@@ -249,7 +256,8 @@ Result<std::uint64_t> SaveTransaction::commit_copy(const Manifest& original) {
                       .bytes = original.shards[i].bytes,
                       .crc32c = original.shards[i].crc32c};
   }
-  return commit(std::move(copy), original.commit);
+  // Not above what this process remembers: the copies may have been removed, and are made again.
+  return commit_as(std::move(copy), original.commit, original.commit);
 }
 
 Result<CollectionResult> SaveTransaction::retain(std::optional<std::uint64_t> keep, const AlsoKeep& also) {

@@ -87,6 +87,8 @@ class SaveTransaction {
                   HeldDirectories directories, std::uint64_t step, Placement placement);
 
   std::unique_lock<std::mutex> enter();
+  Result<std::uint64_t> commit_as(Manifest manifest, std::optional<std::uint64_t> number,
+                                  std::uint64_t first_number);
   void end();
   Status check_places();
   Status check_shards(const Manifest& manifest) const;

@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "checkpoint/listing.h"
+#include "checkpoint/names.h"
 #include "checkpoint/store.h"
 #include "checkpoint/store_fixture.h"
 
@@ -50,6 +51,26 @@ TEST_F(StoreTiersTest, ACopyKeepsTheNumberOfItsCommitAndHasShardsOfItsOwn) {
   copy.shards = original.shards;
   copy.time = original.time;
   EXPECT_EQ(copy, original);
+}
+
+TEST_F(StoreTiersTest, CopiesThatWereRemovedAreMadeAgainWithTheirNumbers) {
+  const auto store = open();
+  for (const std::uint64_t step : {1, 2, 3}) save(*store, step);
+  const auto copies = *Store::open(root_.file("tier"));
+  const auto copy = [&](std::uint64_t step) {
+    const Manifest original = *store->read_manifest(step);
+    const auto transaction = *copies->begin(step, std::vector<std::uint64_t>{original.shards.size()});
+    for (std::size_t i = 0; i < original.shards.size(); ++i)
+      std::filesystem::copy_file(shard_path(directory(), original, i), transaction->placement().paths[i]);
+    const auto committed = transaction->commit_copy(original);
+    transaction->release();
+    return committed;
+  };
+  for (const std::uint64_t step : {1, 2, 3}) ASSERT_EQ(*copy(step), step);
+  for (const std::uint64_t step : {2, 3})
+    std::filesystem::remove_all(root_.file("tier") + "/" + step_directory(step));
+  EXPECT_EQ(*copy(2), 2U);
+  EXPECT_EQ(*copy(3), 3U);
 }
 
 TEST_F(StoreTiersTest, ACopyIsRefusedWhereItsNumberIsTaken) {

@@ -63,6 +63,7 @@ class Drain:
         self._engine = engine
         self._before_commit: Callable[[], None] = lambda: None
         self._check_place: Callable[[], None] = lambda: None
+        self._check_run: Callable[[], None] = lambda: None
         self._stop = Flag()
         self._numbers = itertools.count(1)
         self._requested = 0
@@ -78,9 +79,18 @@ class Drain:
         self._copying: tuple[Commit, StepCopy] | None = None
         _drains.add(self)
 
-    def connect(self, *, check_place: Callable[[], None], before_commit: Callable[[], None]) -> None:
-        """Set what is called before the tier is written to, and once it has its descriptor."""
-        self._check_place, self._before_commit = check_place, before_commit
+    def connect(
+        self,
+        *,
+        check_place: Callable[[], None],
+        check_run: Callable[[], None],
+        before_commit: Callable[[], None],
+    ) -> None:
+        """Set what raises an error if the tier is missing, or another run's, and what prepares a copy.
+
+        before_commit: called with the tier locked, once it has its descriptor.
+        """
+        self._check_place, self._check_run, self._before_commit = check_place, check_run, before_commit
 
     def held(self) -> set[int]:
         """Return the steps that retention must leave for this tier."""
@@ -174,6 +184,13 @@ class Drain:
         self._queue = queue
 
     def _next(self) -> Commit | None:
+        """Return what to copy next. Raises FileExistsError if the tier holds steps of another run."""
+        try:
+            self._check_run()
+        except FileExistsError:
+            self._queue = []
+            self._settled = set(committed_in(self._source.directory, self.tier.every))  # none waits for it
+            raise
         self.look()
         return self._queue[0] if self._queue else None
 

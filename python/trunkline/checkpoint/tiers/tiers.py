@@ -13,6 +13,7 @@ from trunkline._waits import Wait
 from trunkline.checkpoint.lock_wait import retry_while_locked
 from trunkline.checkpoint.tiers.drain import Drain, DrainStatus
 from trunkline.checkpoint.tiers.listing import committed_in, id_of, last_number_in
+from trunkline.checkpoint.tiers.origin import identity_of, origin_of, origins_of, write_origins
 from trunkline.checkpoint.tiers.plan import Commit, newest_of, source_of
 from trunkline.checkpoint.tiers.tier import Tier
 
@@ -23,12 +24,13 @@ _POLL_SECONDS = 0.1
 
 
 class _Place:
-    """A tier, and whether its copies are known to be of this run."""
+    """A tier, and what this process knows of it."""
 
     def __init__(self, drain: Drain, fresh: bool) -> None:
         self.drain = drain
         self.fresh = fresh  # what is there goes aside before the first save
-        self.is_ours = False
+        self.is_ours = False  # this process has loaded from it, or saved beside it
+        self.origin: str | None = None  # origin_of() it when this process loaded from it, or copied to it
 
     @property
     def directory(self) -> str:
@@ -42,9 +44,9 @@ class _Place:
 class Tiers:
     """The tiers of a Checkpointer, in their order. Without any, all that is here is the directory itself.
 
-    Copies in a tier are this run's if the directory's record says so (CheckpointStore.tiers), if this
-    process has loaded from the tier or saved beside it, or if the directory itself has no step: then the
-    run goes on from the tiers, as on another machine.
+    Copies in a tier are this run's if the tier names the directory as its origin (origin.py), if the
+    directory's record names the tier (CheckpointStore.tiers), or if this process has loaded from it. If the
+    directory itself has no step, the run can go on from those of any tier, as on another machine.
     """
 
     def __init__(
@@ -59,10 +61,12 @@ class Tiers:
         for place in self._places:
             place.drain.connect(
                 check_place=lambda place=place: self._check_mounted(place),  # type: ignore[misc]
-                before_commit=self._record,
+                check_run=lambda place=place: self._check_run(place),  # type: ignore[misc]
+                before_commit=lambda place=place: self._take(place),  # type: ignore[misc]
             )
         self._is_prepared = False
-        self._positions: list[tuple[_Place, tuple[str, int | None, list[tuple[int, int, bytes]]]]] = []
+        self._is_recorded = False  # by this process
+        self._positions: list[tuple[_Place, str, tuple[str, int | None, list[tuple[int, int, bytes]]]]] = []
         self._recording = _thread.allocate_lock()  # taken by the threads that save and copy alone
         self.first_number = 1  # of commits: above those of all tiers
 
@@ -79,10 +83,9 @@ class Tiers:
     def sources(self) -> list[list[Commit]]:
         """Return what is committed in the directory, and in each tier whose copies are this run's."""
         local = committed_in(self._store.directory)
-        recorded = {identity for _, identity in self._store.tiers()} - {""} if self._places else set()
         found = [local]
         for place in self._places:
-            is_visible = place.is_ours or not local or id_of(place.directory) in recorded
+            is_visible = not local or self._has_steps_of_this_run(place)
             found.append(committed_in(place.directory) if is_visible else [])
         return found
 
@@ -118,7 +121,7 @@ class Tiers:
         self._positions = []
         for place, source in zip(self._places, self.sources()[1:], strict=True):
             if source:
-                self._positions.append((place, place.store.position()))
+                self._positions.append((place, origin_of(place.directory), place.store.position()))
                 continue
             steps = sorted(each.step for each in committed_in(place.directory))
             if steps and not place.fresh:
@@ -128,22 +131,24 @@ class Tiers:
 
     def end_load(self) -> None:
         """Note that the run goes on from what begin_load() has found."""
-        for place, position in self._positions:
+        for place, origin, position in self._positions:
             place.store.continue_from(position)
-            place.is_ours, place.fresh = True, False
-        self._is_prepared = False
+            place.is_ours, place.origin, place.fresh = True, origin, False
+        self._is_prepared = self._is_recorded = False
 
     def start_over(self, fresh: bool) -> None:
         """Forget what was loaded and saved, as CheckpointStore.start_over()."""
         for place in self._places:
             place.store.start_over(fresh)
-            place.is_ours, place.fresh = False, fresh
-        self._is_prepared = False
+            place.is_ours, place.origin, place.fresh = False, None, fresh
+        self._is_prepared = self._is_recorded = False
 
     def check_continues(self, step: int) -> None:
-        """Raise FileExistsError if a tier holds steps that a save of `step` would compete with."""
+        """Raise FileExistsError if a tier holds steps of another run, or ones that `step` competes with."""
         for place in self._places:
             place.store.check_continues(step)
+            if not place.is_ours and not place.fresh:
+                self._check_run(place)
 
     def before_save(self) -> None:
         """Set aside earlier runs with fresh=True; find out above which numbers commits have to be.
@@ -153,8 +158,11 @@ class Tiers:
         if self._is_prepared:
             return
         for place in self._places:
-            if place.fresh and not place.is_ours and committed_in(place.directory):
+            if place.is_ours:
+                continue
+            if place.fresh and committed_in(place.directory):
                 self._set_aside(place)
+            self._check_run(place)
         self.first_number = 1 + max((last_number_in(place.directory) for place in self._places), default=0)
         for place in self._places:
             place.is_ours, place.fresh = True, False
@@ -162,9 +170,13 @@ class Tiers:
         self._is_prepared = True
 
     def after_begin(self) -> None:
-        """Put the tiers on record: the save has made the directory."""
-        if self._places:
+        """Put the tiers on record: the save has made the directory.
+
+        Does this once: later saves must not depend on the disks of tiers.
+        """
+        if self._places and not self._is_recorded:
             self._record()
+            self._is_recorded = True
 
     def after_commit(self) -> None:
         """Let copies begin."""
@@ -215,10 +227,10 @@ class Tiers:
         """
         if not all(place.is_ours for place in self._places) and committed_in(self._store.directory):
             self.begin_load()
-            for place, position in self._positions:
+            for place, origin, position in self._positions:
                 if not place.fresh:
                     place.store.continue_from(position)
-                    place.is_ours = True
+                    place.is_ours, place.origin = True, origin
         for place in self._places:
             place.drain.raise_again()
             if place.is_ours or not committed_in(place.directory):
@@ -241,12 +253,50 @@ class Tiers:
         store = place.store
         retry_while_locked(lambda: store.begin(0, [0] * max(1, len(store.volumes)))).abandon()
 
+    def _has_steps_of_this_run(self, place: _Place) -> bool:
+        """Whether the steps of a tier were copied from the directory, or continue those that were."""
+        own = id_of(self._store.directory)
+        return bool(own and own in origins_of(place.directory)) or self._goes_on_from(place)
+
+    def _goes_on_from(self, place: _Place) -> bool:
+        """Whether the newest steps of a tier were copied from the directory, or loaded by this run."""
+        origin = origin_of(place.directory)
+        if origin and origin == id_of(self._store.directory):
+            return True
+        if place.origin is not None and origin == place.origin:
+            return True
+        recorded = dict(self._store.tiers()).get(place.directory, "")
+        return bool(recorded) and recorded == identity_of(place.directory)
+
+    def _check_run(self, place: _Place) -> None:
+        """Raise FileExistsError if a tier holds steps that this run does not go on from."""
+        steps = sorted(each.step for each in committed_in(place.directory))
+        if steps and not self._goes_on_from(place):
+            raise self._of_another_run(place, steps)
+
+    def _take(self, place: _Place) -> None:
+        """Make the tier this run's, before the first copy is committed. The caller has locked the tier.
+
+        Raises FileExistsError if it holds steps of another run.
+        """
+        self._check_run(place)
+        own = id_of(self._store.directory)
+        if origin_of(place.directory) != own:
+            before = origins_of(place.directory) if committed_in(place.directory) else []
+            write_origins(place.directory, [*(each for each in before if each != own), own])
+        place.origin = own
+        self._record()
+
     def _record(self) -> None:
         with self._recording:
             before = self._store.tiers()
             known = dict(before)
             tiers = [
-                (place.directory, id_of(place.directory) or known.get(place.directory, ""))
+                (
+                    place.directory,
+                    (self._goes_on_from(place) and identity_of(place.directory))
+                    or known.get(place.directory, ""),
+                )
                 for place in self._places
             ]
             if tiers != before:
@@ -274,8 +324,18 @@ class Tiers:
             "system",
             errno.EEXIST,
             f"the tier {place.directory} holds {'step' if len(steps) == 1 else 'steps'} {', '.join(named)}, "
-            f"which were not copied from {self._store.directory}; name another directory for the tier, pass "
-            "fresh=True, which moves them into a separate folder and deletes nothing, or open "
-            f"Checkpointer({place.directory!r}) to load them",
+            f"which were not copied from {self._store.directory}; {self._other_run_advice(place)}",
             place.directory,
+        )
+
+    def _other_run_advice(self, place: _Place) -> str:
+        is_related = not committed_in(self._store.directory) or self._has_steps_of_this_run(place)
+        go_on = (
+            "call load() first, to go on from them"
+            if is_related
+            else f"open Checkpointer({place.directory!r}) to load them"
+        )
+        return (
+            "name another directory for the tier, pass fresh=True, which moves them into a separate folder "
+            f"and deletes nothing, or {go_on}"
         )

@@ -1,0 +1,123 @@
+"""Tiers that two runs name, and tiers whose steps somebody removes."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support_tiers import nothing_copied_to, save_all, steps_in
+
+import trunkline as tl
+from trunkline.checkpoint.tiers import tiers as module
+
+
+def begin_together(tmp_path: Path) -> tuple[list[Path], Path]:
+    """Two runs that save beside an empty tier, before anything is copied to it; the first copies first."""
+    runs, tier = [tmp_path / "run0", tmp_path / "run1"], tmp_path / "tier"
+    with nothing_copied_to(tier):
+        both = [tl.Checkpointer(run, tiers=[tl.Tier(tier)]) for run in runs]
+        for number, each in enumerate(both):
+            save_all(each, *range(3 - number))
+    both[0].wait_drained()
+    with pytest.raises(FileExistsError, match=f"{tier}.* (holds step|another run|already holds)"):
+        both[1].wait_drained()
+    return runs, tier
+
+
+def test_the_second_run_of_a_tier_gets_an_error_and_never_the_steps_of_the_first(tmp_path: Path) -> None:
+    runs, tier = begin_together(tmp_path)
+    assert steps_in(tier) == [0, 1, 2]
+    restarted = tl.Checkpointer(runs[1], tiers=[tl.Tier(tier)])
+    assert restarted.latest() == 1
+    assert restarted.locations() == {0: [str(runs[1])], 1: [str(runs[1])]}
+    with pytest.raises(FileExistsError, match=f"the tier {tier} holds steps 0, 1, 2, which were not copied"):
+        restarted.load()
+    with pytest.raises(FileExistsError, match="were not copied from"):
+        save_all(restarted, 7)
+    with pytest.raises(FileExistsError, match="were not copied from"):
+        restarted.wait_drained()
+    first = tl.Checkpointer(runs[0], tiers=[tl.Tier(tier)])
+    assert first.load()["step"] == 2
+
+
+def test_a_run_above_the_steps_of_another_one_is_not_copied_to_its_tier(tmp_path: Path) -> None:
+    tier = tmp_path / "tier"
+    first = tl.Checkpointer(tmp_path / "run0", tiers=[tl.Tier(tier)])
+    save_all(first, 0, 1)
+    first.wait_drained()
+    other = tl.Checkpointer(tmp_path / "run1", tiers=[tl.Tier(tier)])
+    with pytest.raises(FileExistsError, match=r"call load\(\) first, to go on from them"):
+        save_all(other, 100)
+    save_all(first, 2)
+    first.wait_drained()
+    assert steps_in(tier) == [0, 1, 2]
+
+
+def test_a_run_that_was_continued_elsewhere_has_to_load_before_it_saves(tmp_path: Path) -> None:
+    runs, tier = [tmp_path / "run0", tmp_path / "run1"], tmp_path / "tier"
+    first = tl.Checkpointer(runs[0], tiers=[tl.Tier(tier)])
+    save_all(first, 0, 1)
+    first.wait_drained()
+    other = tl.Checkpointer(runs[1], tiers=[tl.Tier(tier)])
+    assert other.load()["step"] == 1
+    save_all(other, 2)
+    other.wait_drained()
+    save_all(first, 5)  # it is still alive
+    with pytest.raises(FileExistsError, match=r"holds steps 0, 1, 2, .* call load\(\) first"):
+        first.wait_drained()
+    back = tl.Checkpointer(runs[0], tiers=[tl.Tier(tier)])
+    assert back.load(2)["step"] == 2
+    save_all(back, 6)
+    back.wait_drained()
+    assert steps_in(tier) == [1, 2, 6]
+
+
+def empty(tier: Path) -> None:
+    for each in tier.iterdir():
+        shutil.rmtree(each) if each.is_dir() else each.unlink()
+
+
+def delete(tier: Path) -> None:
+    copies = tl.Checkpointer(tier)
+    copies.delete(1)
+    copies.delete(2)
+
+
+def remove(tier: Path) -> None:
+    for step in (1, 2):
+        shutil.rmtree(tier / f"step-{step:08}")
+
+
+@pytest.mark.parametrize("change", [empty, delete, remove])
+def test_steps_that_were_removed_from_a_tier_are_copied_again(
+    tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    run, tier = tmp_path / "run", tmp_path / "tier"
+    checkpoints = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
+    save_all(checkpoints, 0, 1, 2)
+    checkpoints.wait_drained()
+    change(tier)
+    checkpoints.wait_drained()
+    assert steps_in(tier) == [0, 1, 2]
+    assert checkpoints.latest() == 2
+    assert tl.Checkpointer(run, tiers=[tl.Tier(tier)]).load()["step"] == 2
+
+
+def test_saves_after_the_first_do_not_look_at_the_tier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its disk may hang, and only copies may wait for that."""
+    run, tier = tmp_path / "run", tmp_path / "tier"
+    checkpoints = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
+    save_all(checkpoints, 0)
+    checkpoints.wait_drained()
+
+    def hang(directory: str) -> str:
+        raise AssertionError(f"looked at {directory}")
+
+    with nothing_copied_to(tier), monkeypatch.context() as patched:
+        for name in ("id_of", "identity_of", "origin_of", "origins_of", "last_number_in"):
+            patched.setattr(module, name, hang)
+        save_all(checkpoints, 1, 2)
+    checkpoints.wait_drained()
+    assert steps_in(tier) == [0, 1, 2]

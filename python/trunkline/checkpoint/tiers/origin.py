@@ -1,0 +1,59 @@
+"""Which runs have copied their steps to a tier: a small file in the tier, trunkline-origin.json.
+
+Commits of two runs may have the same numbers, so they cannot show whose a step is. The file names the `id` in
+the descriptor of each directory that steps were copied from, the last one at the end: a run that has loaded
+from the tier, on another machine, goes on there. It is written while the tier is locked, before the first
+copy of a directory is committed.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+from trunkline import _core
+from trunkline._errors import system_error
+from trunkline.checkpoint.tiers.listing import id_of
+
+NAME = "trunkline-origin.json"
+_FORMAT = "trunkline origin"
+_VERSION = 1
+_DIGITS = 16
+
+
+def origins_of(directory: str) -> list[str]:
+    """Return the ids of the directories whose steps were copied to this tier; empty if they are not known."""
+    try:
+        about = json.loads((Path(directory) / NAME).read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return []
+    except OSError as error:
+        raise system_error(error, f"read {directory}/{NAME}", directory) from None
+    if not isinstance(about, dict) or about.get("format") != _FORMAT or about.get("version") != _VERSION:
+        return []
+    found = about.get("ids")
+    return found if isinstance(found, list) and all(isinstance(each, str) for each in found) else []
+
+
+def origin_of(directory: str) -> str:
+    """Return the last of the ids; empty if it is not known."""
+    return (origins_of(directory) or [""])[-1]
+
+
+def write_origins(directory: str, ids: list[str]) -> None:
+    """Put the ids on record, durably. The caller has locked the tier."""
+    text = json.dumps({"format": _FORMAT, "version": _VERSION, "ids": ids}, indent=1) + "\n"
+    file = _core.ReplacementFile(f"{directory}/{NAME}")
+    try:
+        with open(file.fileno(), "wb", closefd=False) as written:
+            written.write(text.encode())
+        file.finish()
+    finally:
+        file.discard()
+
+
+def identity_of(directory: str) -> str:
+    """Return what changes when a tier is made anew, or is taken over by another run; empty: it is new."""
+    identity = id_of(directory)
+    if not identity:
+        return ""
+    return hashlib.sha256(f"{identity} {origin_of(directory)}".encode()).hexdigest()[:_DIGITS]
