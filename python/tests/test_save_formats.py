@@ -2,7 +2,9 @@
 
 import argparse
 import collections
+import errno
 import io
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +156,50 @@ def test_allowed_classes_are_not_warned_of(tmp_path: Path) -> None:
     with torch.serialization.safe_globals([Config]):
         tl.save({"config": Config()}, tmp_path / "m.pt")
         assert isinstance(tl.load(tmp_path / "m.pt")["config"], Config)
+
+
+class ShortWriter(io.RawIOBase):
+    """Accepts a few bytes at a time, up to `room`; None: nothing more without blocking."""
+
+    def __init__(self, room: int = 1 << 40) -> None:
+        super().__init__()
+        self.data = bytearray()
+        self.room = room
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int | None:
+        some = bytes(data)[: min(1000, self.room - len(self.data))]
+        self.data += some
+        return len(some) or None
+
+
+@pytest.mark.parametrize("kind", ["pt", "safetensors"])
+def test_an_unbuffered_file_that_writes_less_at_once_gets_all_bytes(kind: Any) -> None:
+    file, whole = ShortWriter(), io.BytesIO()
+    tl.save(STATE, file, format=kind)
+    tl.save(STATE, whole, format=kind)
+    assert bytes(file.data) == whole.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["pt", "safetensors"])
+def test_a_file_that_would_block_raises(kind: Any) -> None:
+    with pytest.raises(
+        tl.Error, match="cannot write all of it to a ShortWriter: the file accepts no more"
+    ) as caught:
+        tl.save(STATE, ShortWriter(100), format=kind)
+    assert caught.value.errno == errno.EAGAIN
+
+
+@pytest.mark.parametrize("buffering", [-1, 0])
+@pytest.mark.parametrize("kind", ["pt", "safetensors"])
+def test_a_full_disk_is_an_error_that_names_the_file(kind: Any, buffering: int) -> None:
+    file = Path("/dev/full").open("wb", buffering=buffering)  # noqa: SIM115 - closing it fails as well
+    wanted = "cannot write all of it to /dev/full: No space left on device"
+    with pytest.raises(tl.Error, match=wanted) as caught:
+        tl.save({"a": torch.ones(1 << 20)}, file, format=kind)
+    with suppress(OSError):  # of what is in its buffer
+        file.close()
+    assert caught.value.errno == errno.ENOSPC
+    assert caught.value.filename == "/dev/full"

@@ -1,5 +1,6 @@
 """Open files that are written to from where they are."""
 
+import errno
 import io
 from typing import Any, Protocol, TypeGuard
 
@@ -28,10 +29,44 @@ def check_binary(file: BinaryFile) -> None:
 
 
 def write_all(file: BinaryFile, data: "bytes | bytearray | memoryview") -> None:
-    """Write all bytes: unbuffered files may write fewer at once."""
+    """Write all bytes: unbuffered files may write fewer at once.
+
+    Raises BlockingIOError if the file accepts none, as one does that is not to block.
+    """
     view = memoryview(data).cast("B")
     while len(view):
         written = file.write(view)
+        if written is None and not isinstance(file, io.RawIOBase):
+            return  # not of Python's own kind: all is written
+        if written is None or written == 0:
+            raise BlockingIOError(
+                errno.EAGAIN, "the file accepts no more bytes now, as one does that is opened not to block"
+            )
         if not isinstance(written, int) or written >= len(view):
             return
         view = view[written:]
+
+
+class WholeWriter:
+    """What a library writes to that ignores how much of its bytes was written, and may not survive errors.
+
+    After the first error it discards what comes; the caller raises `error` at the end.
+    """
+
+    def __init__(self, file: BinaryFile) -> None:
+        self._file = file
+        self.error: BaseException | None = None
+
+    def write(self, data: "bytes | bytearray | memoryview") -> int:
+        """Write all bytes, or note the error; return how many there were."""
+        if self.error is None:
+            try:
+                write_all(self._file, data)
+            except BaseException as error:
+                self.error = error
+        return memoryview(data).nbytes
+
+    def flush(self) -> None:
+        """Flush the file, if it can be flushed."""
+        if self.error is None and hasattr(self._file, "flush"):
+            self._file.flush()

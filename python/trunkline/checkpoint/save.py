@@ -94,15 +94,26 @@ def save(
 
 
 def _write_to(file: BinaryFile, obj: Any, checksum: bool, chosen: Format | None) -> None:
-    if chosen == "safetensors":
-        from trunkline._formats import safetensors
+    name = str(getattr(file, "name", None) or f"a {type(file).__name__}")
+    try:
+        if chosen == "safetensors":
+            from trunkline._formats import safetensors
 
-        safetensors.write_to(file, obj, checksum=checksum)
-        return
-    require_torch("saving in the format of torch.save", 'pass format="safetensors" for arrays by name')
-    from trunkline._formats import pt
+            safetensors.write_to(file, obj, checksum=checksum)
+            return
+        require_torch("saving in the format of torch.save", 'pass format="safetensors" for arrays by name')
+        from trunkline._formats import pt
 
-    pt.write_to(file, obj, str(getattr(file, "name", None) or f"a {type(file).__name__}"))
+        pt.write_to(file, obj, name)
+    except OSError as error:
+        if isinstance(error, Error):
+            raise
+        raise exception_of(
+            "system",
+            error.errno or errno.EIO,
+            f"cannot write all of it to {name}: {error.strerror or error}; what is there is incomplete",
+            name,
+        ) from error
 
 
 def _checked_format(chosen: Any) -> Format | None:

@@ -16,7 +16,7 @@ import torch
 
 from trunkline import _core
 from trunkline._errors import Unsupported
-from trunkline._formats.open_file import BinaryFile
+from trunkline._formats.open_file import BinaryFile, WholeWriter
 from trunkline._formats.pt.unloadable import (
     LOADABLE,
     is_loadable,
@@ -180,7 +180,10 @@ def write_to(file: BinaryFile, obj: object, path: str) -> None:
     pickled, pickler = _pickled(obj, path)
     warn_of_unloadable(_why_not_loadable(obj, pickled, pickler, path), path)
     del pickled, pickler
-    torch.save(obj, cast("IO[bytes]", file))
+    writer = WholeWriter(file)
+    torch.save(obj, cast("IO[bytes]", writer))
+    if writer.error is not None:
+        raise writer.error
 
 
 def archive_of(obj: object, path: str) -> tuple[_core.ArchiveLayout, list[torch.UntypedStorage]]:
