@@ -45,6 +45,9 @@ def run(case: str, folder: Path, rank: int) -> object:
     if case == "other files":
         path = folder / f"model-{1 + rank % 2}.safetensors"
         return digest(tl.iter_tensors(path, group=group))
+    if case == "other versions":
+        path = folder / f"version-{rank % 2}" / "model.safetensors"
+        return digest(tl.iter_tensors(path, group=group))
     if case == "missing on one":
         path = folder / ("none.safetensors" if rank == 1 else "model-1.safetensors")
         return digest(tl.iter_tensors(path, group=group))

@@ -13,6 +13,7 @@ from random import Random
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from group_read_ranks import digest
 
@@ -102,6 +103,35 @@ def test_ranks_with_other_files_raise(folder: Path) -> None:
     for rank, result in enumerate(run("other files", folder, 2)):
         assert result["error"] == "RankError"
         assert f"rank {1 - rank} reads other files or tensors than rank {rank}" in result["text"]
+
+
+def make_versions(folder: Path) -> list[Path]:
+    """Two files of the safetensors library, with equal headers and other data."""
+    paths = [folder / f"version-{number}" / "model.safetensors" for number in range(2)]
+    for number, path in enumerate(paths):
+        path.parent.mkdir()
+        safetensors.torch.save_file({"a": torch.full((3 * MIB,), float(number))}, path)
+    return paths
+
+
+def test_ranks_with_other_versions_of_a_file_raise(tmp_path: Path) -> None:
+    make_versions(tmp_path)
+    for rank, result in enumerate(run("other versions", tmp_path, 2)):
+        assert result["error"] == "RankError"
+        assert f"rank {1 - rank} may read other data than rank {rank}" in result["text"]
+
+
+def test_files_with_the_same_times_on_one_filesystem_are_not_the_same(tmp_path: Path) -> None:
+    one, other = make_versions(tmp_path)
+    os.utime(other, ns=(0, one.stat().st_mtime_ns))
+    assert {each["error"] for each in run("other versions", tmp_path, 2)} == {"RankError"}
+
+
+def test_ranks_read_one_file_by_two_names(tmp_path: Path) -> None:
+    one, other = make_versions(tmp_path)
+    other.unlink()
+    os.link(one, other)
+    assert run("other versions", tmp_path, 2) == [digest(tl.iter_tensors(one))] * 2
 
 
 def test_an_error_of_one_rank_is_an_error_of_all(folder: Path) -> None:

@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 from trunkline import _core
 from trunkline._core import Engine, FileLayout, FileReader
 from trunkline._errors import Cancelled
-from trunkline._formats.safetensors.loader import Header, StoredTensor, Verify, load_files
+from trunkline._formats.safetensors.loader import (
+    Header,
+    StoredTensor,
+    Verify,
+    Version,
+    checksums_of,
+    load_files,
+)
 from trunkline._progress import Progress
 from trunkline._tensor_io.background import start_thread
 from trunkline._tensor_io.flag import Flag
@@ -43,6 +50,10 @@ class OpenFiles:
             digest.update(hashlib.sha256(header.head).digest())
             digest.update(repr((header.file_bytes, [each.name for each in header.tensors])).encode())
         return digest.hexdigest()
+
+    def unchecked_versions(self) -> list[Version | None]:
+        """Return the versions of the files whose headers have no checksums, and do not cover the data."""
+        return [each.version for each in self.headers if checksums_of(each, "auto") is None]
 
 
 def tensors_in_order(

@@ -36,7 +36,7 @@ class NodeMemory:
         status = os.fstat(self._descriptor)
         return {
             # Process numbers mean the same in one namespace of one running kernel only.
-            "kernel": _boot_id(),
+            "kernel": boot_id(),
             "processes": os.readlink("/proc/self/ns/pid"),  # noqa: PTH115
             "process": os.getpid(),
             "descriptor": self._descriptor,
@@ -74,6 +74,7 @@ class NodeMemory:
         return torch.frombuffer(mmap.mmap(descriptor, nbytes or self._nbytes), dtype=torch.uint8)
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
+    """Return what names the running kernel: the same in all containers of a machine."""
     with open("/proc/sys/kernel/random/boot_id") as file:  # noqa: PTH123
         return file.read().strip()
