@@ -41,7 +41,7 @@ import fio_peer  # noqa: E402
 import larger_than_memory  # noqa: E402
 import llama_shaped  # noqa: E402
 import ways  # noqa: E402
-from demo_report import Measured  # noqa: E402
+from demo_report import Measured, wrapped  # noqa: E402
 from sizes import parse_size  # noqa: E402
 
 BLOCK_BYTES = 1 << 20
@@ -185,7 +185,7 @@ class Demo:
             Measured("save", "Trunkline: Checkpointer.save", "trunkline"),
             Measured("save", "plain Python: write + fsync", "other"),
         ]
-        settings = f"1 MiB blocks, depth {DEPTH}, direct"
+        settings = f"1 MiB blocks, depth {DEPTH}"  # facts() has the rest
         self.fio_load = Measured("load", f"fio read: {settings}", "fio")
         self.fio_save = Measured("save", f"fio write: {settings}, fsync", "fio")
 
@@ -368,14 +368,15 @@ def main() -> int:
             }
             print(json.dumps(everything, indent=1))
             return 0
-        print(f"\n{demo.about}\n{facts['Disk']}; {facts['Trunkline']}\n\n{demo_report.table(demo.rows())}\n")
+        print("\n" + wrapped(f"{demo.about}\n{facts['Disk']}; {facts['Trunkline']}"))
+        print(f"\n{demo_report.table(demo.rows())}\n")
         print("checked: all tensors bit for bit against the safetensors library and torch, both ways")
         print("loads are cold (page cache dropped for the files), saves are durable (fsync)\n")
-        print(f"{demo_samples.line(samples)}\n")
-        print(f"{larger_than_memory.table(generation)}\n")
-        print(f"{demo_workload.line(job)}\n")
+        print(wrapped(f"{demo_samples.line(samples)}\n"))
+        print(wrapped(f"{larger_than_memory.table(generation)}\n"))
+        print(wrapped(f"{demo_workload.line(job)}\n"))
         reports = ", ".join(filter(None, [str(report), job.get("report")]))
-        print(f"reports: {reports}\n\n{NEXT.format(directory=options.dir)}")
+        print(f"{wrapped(f'reports: {reports}')}\n\n{NEXT.format(directory=options.dir)}")
         return 0
     except KeyboardInterrupt:
         progress.end()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -59,8 +60,17 @@ def as_json(rows: list[Measured]) -> list[dict[str, object]]:
     ]
 
 
+def wrapped(text: str) -> str:
+    """The lines of the text, with those too long for a terminal of 80 columns wrapped."""
+    lines = (
+        textwrap.fill(line, 79, break_long_words=False, break_on_hyphens=False) for line in text.split("\n")
+    )
+    return "\n".join(lines)
+
+
 def table(rows: list[Measured]) -> str:
-    lines = [f"{'':<46}{'GB/s':>7}{'of fio':>8}{'CPU s/GB':>10}   lowest .. highest GB/s"]
+    """At most 80 columns wide while names have at most 43 characters and no speed reaches 10 GB/s."""
+    lines = [f"{'':<45}{'GB/s':>6}{'of fio':>7}{'CPU s/GB':>9}  min..max"]
     direction = ""
     for row in rows:
         if not row.gb_s:
@@ -70,9 +80,9 @@ def table(rows: list[Measured]) -> str:
             lines.append(f"{direction} (median of {len(row.gb_s)} runs)")
         ratio = ratio_to_fio(row, rows)
         share = f"{ratio:.2f}" if ratio is not None else "-"
-        spread = f"{min(row.gb_s):.2f} .. {max(row.gb_s):.2f}"
+        spread = f"{min(row.gb_s):.2f}..{max(row.gb_s):.2f}"
         lines.append(
-            f"  {row.name:<44}{row.median_gb_s:>7.2f}{share:>8}{row.median_cpu_s_per_gb:>10.3f}   {spread}"
+            f"  {row.name:<43}{row.median_gb_s:>6.2f}{share:>7}{row.median_cpu_s_per_gb:>9.3f}  {spread}"
         )
     return "\n".join(lines)
 

@@ -157,14 +157,14 @@ def measure(directory: Path, size_bytes: int, show: Callable[[str], None]) -> di
 def table(result: dict[str, Any]) -> str:
     whole, half = result["in_memory"], result["streamed"]
     stats = half["stats"]
-    lines = [f"{'':<46}{'tokens/s':>9}{'memory, GB':>12}{'loaded and first token, s':>27}"]
+    lines = [f"{'':<32}{'tokens/s':>9}{'memory, GB':>12}{'loaded and first token, s':>26}"]
     for name, run in (
         ("transformers, all in memory", whole),
         (f"Trunkline within {result['budget_bytes'] / 1e9:.2f} GB", half),
     ):
         lines.append(
-            f"  {name:<44}{run['tokens_per_second']:>9.1f}{run['memory_bytes'] / 1e9:>12.2f}"
-            f"{run['first_token_seconds']:>27.2f}"
+            f"  {name:<30}{run['tokens_per_second']:>9.1f}{run['memory_bytes'] / 1e9:>12.2f}"
+            f"{run['first_token_seconds']:>26.2f}"
         )
     waited = stats["wait_seconds"] / stats["seconds"]
     hidden = "; computing hides the reading" if waited < MOST_HIDDEN else ""
