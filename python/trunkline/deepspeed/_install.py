@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from trunkline._core import version
 from trunkline._errors import Unsupported
 
 _MODULE = "trunkline.deepspeed"
@@ -89,4 +90,8 @@ def _known_compatible() -> dict[str, bool]:
 
 
 def _is_compatible(builder: Any, verbose: bool = False) -> bool:
-    return builder.NAME != "gds" or torch.cuda.is_available()
+    """Whether the op works here. `verbose`, as `ds_report` passes it: also print where the op comes from."""
+    compatible: bool = builder.NAME != "gds" or torch.cuda.is_available()
+    if verbose and compatible:
+        print(f"{builder.NAME}: provided by trunkline {version} instead of DeepSpeed's own op")
+    return compatible
