@@ -3,6 +3,8 @@
 import gc
 import json
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 from support_models import make_folder, pack_directory, stock
 from test_routed_experts import routed, several_passes
-from test_streaming import logits
+from test_streaming import least, logits
 
 from trunkline._errors import Format
 from trunkline._streaming import expert_use
@@ -48,6 +50,18 @@ def test_the_next_start_knows_what_was_used(tmp_path: Path) -> None:
     assert torch.equal(logits(model), logits(stock(folder)))
     weights = pack_directory(folder) / "weights.safetensors"
     assert stat.S_IMODE(saved(folder).stat().st_mode) == stat.S_IMODE(weights.stat().st_mode)
+
+
+def test_a_process_that_exits_saves(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, "qwen3-moe")
+    assert max(rates_of(routed(folder))) == 0
+    script = (
+        "import sys, trunkline as tl, torch\n"
+        "model = tl.transformers.from_pretrained(sys.argv[1], memory_budget=int(sys.argv[2]))\n"
+        "model(input_ids=torch.tensor([[1, 2, 3]]))\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(folder), str(least(folder))], check=True)
+    assert max(rates_of(routed(folder))) > 0
 
 
 def test_a_model_that_was_not_used_leaves_the_file_alone(tmp_path: Path) -> None:
