@@ -49,6 +49,9 @@ struct UnitCacheOptions {
   // How many units of each pool are read for a request before the first of them has been used; they take
   // slots of units that may be used again.
   std::size_t read_ahead = 16;
+  // What use_rates() of an earlier cache of the same units returned: decides what is evicted until this one
+  // knows better. Empty: nothing is known.
+  std::vector<double> use_rates = {};
 };
 
 struct UnitCacheStats {
@@ -75,8 +78,8 @@ class UnitCacheCore;  // src/stream/unit_cache_core.h
 // else. Movable, not copyable; destruction cancels reads in flight and waits for them.
 class UnitCache {
  public:
-  // Reads nothing yet. Fails with invalid_argument for inconsistent units, and with out_of_budget when two
-  // slots for each pool do not fit in memory_bytes.
+  // Reads nothing yet. Fails with invalid_argument for inconsistent units or use_rates, and with
+  // out_of_budget when two slots for each pool do not fit in memory_bytes.
   static Result<UnitCache> open(const Engine& engine, std::vector<File> files, std::vector<CacheUnit> units,
                                 const UnitCacheOptions& options = {});
 
@@ -108,6 +111,10 @@ class UnitCache {
 
   const CachePlacement& placement() const;
   UnitCacheStats stats() const;
+
+  // For each unit a number from 0 to 1 that grows with the share of its group's tokens that used it, over
+  // about the last thousand and what UnitCacheOptions::use_rates said before.
+  std::vector<double> use_rates() const;
 
  private:
   explicit UnitCache(std::unique_ptr<UnitCacheCore> core);

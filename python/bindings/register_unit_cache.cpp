@@ -24,9 +24,11 @@ using UseArgument = std::pair<std::size_t, std::uint64_t>;
 class UnitCacheObject {
  public:
   UnitCacheObject(const std::vector<nb::object>& files_value, const std::vector<CacheUnitArgument>& units,
-                  nb::handle memory_bytes, std::size_t read_ahead, nb::handle verify, nb::handle engine)
+                  nb::handle memory_bytes, std::size_t read_ahead, std::vector<double> use_rates,
+                  nb::handle verify, nb::handle engine)
       : generation_(os::fork_generation()) {
-    UnitCacheOptions options{.verify = verify_argument(verify), .read_ahead = read_ahead};
+    UnitCacheOptions options{
+        .verify = verify_argument(verify), .read_ahead = read_ahead, .use_rates = std::move(use_rates)};
     if (const auto bytes = optional_size_argument(memory_bytes, "memory_bytes"))
       options.memory_bytes = *bytes;
     std::vector<CacheUnit> wanted;
@@ -146,17 +148,19 @@ void register_unit_cache(nb::module_& module) {
       "units of a group, and units of a pool share slots. memory_bytes: bound on all slots (int or str; "
       "None:\n"
       "all units stay). read_ahead: how many units of each pool are read for a request before the first of\n"
-      "them has been used. verify: as of WeightStream. Raises OutOfBudget, naming the least, if two slots "
+      "them has been used. use_rates: what use_rates() of an earlier cache of these units returned. verify: "
+      "as of WeightStream. Raises OutOfBudget, naming the least, if two slots "
       "for\n"
       "each pool do not fit.")
       .def(nb::init<const std::vector<nb::object>&, const std::vector<CacheUnitArgument>&, nb::handle,
-                    std::size_t, nb::handle, nb::handle>(),
+                    std::size_t, std::vector<double>, nb::handle, nb::handle>(),
            "files"_a, "units"_a, nb::kw_only(), "memory_bytes"_a = nb::none(), "read_ahead"_a = 16,
-           "verify"_a = "once", "engine"_a = nb::none(),
+           "use_rates"_a = nb::list(), "verify"_a = "once", "engine"_a = nb::none(),
            nb::sig("def __init__(self, files: collections.abc.Sequence[File], units: "
                    "collections.abc.Sequence[tuple[tuple[str, int, collections.abc.Sequence[tuple[int, int, "
                    "int, int, int | None]]], int, int]], *, memory_bytes: int | str | None = None, "
-                   "read_ahead: int = 16, verify: typing.Literal['never', 'once', 'always'] = 'once', "
+                   "read_ahead: int = 16, use_rates: collections.abc.Sequence[float] = (), verify: "
+                   "typing.Literal['never', 'once', 'always'] = 'once', "
                    "engine: Engine | None = None) -> None"))
       .def("request", &UnitCacheObject::request, "group"_a, "uses"_a, "tokens"_a = 1,
            "expected"_a = nb::list(),
@@ -178,7 +182,11 @@ void register_unit_cache(nb::module_& module) {
           nb::for_getter(nb::sig("def placement(self) -> dict[str, typing.Any]")),
           "\"slots\" and \"slot_bytes\" of each pool, and \"memory_bytes\" of all slots.")
       .def("stats", &stats_of, nb::sig("def stats(self) -> dict[str, float]"),
-           "Counts, bytes and seconds since the cache was opened.");
+           "Counts, bytes and seconds since the cache was opened.")
+      .def(
+          "use_rates", [](UnitCacheObject& self) { return self.cache().use_rates(); },
+          nb::sig("def use_rates(self) -> list[float]"),
+          "For each unit a number from 0 to 1 that grows with the share of its group's tokens that used it.");
   module.def("place_pools", &place, "unit_bytes"_a, "pools"_a, "memory_bytes"_a.none(),
              nb::sig("def place_pools(unit_bytes: collections.abc.Sequence[int], pools: "
                      "collections.abc.Sequence[int], memory_bytes: int | str) -> dict[str, typing.Any]"),

@@ -24,6 +24,7 @@ from trunkline._formats.pt import archive as archives
 from trunkline._formats.pt import pickle as pickles
 from trunkline._formats.pt import zip as zips
 from trunkline._formats.safetensors import folder
+from trunkline._streaming import expert_use as use_file
 from trunkline._streaming import location
 from trunkline._streaming import manifest as pack_manifest
 from trunkline.checkpoint.state import restore as restoring
@@ -114,6 +115,19 @@ def pack(data: bytes) -> BaseException | None:
         return error
     for stored in manifest.tensors:
         assert 0 <= stored.offset <= stored.offset + stored.nbytes <= manifest.nbytes
+    return None
+
+
+_USE_PATH = Path("fuzz/pack.use.json")
+
+
+def expert_use(data: bytes) -> BaseException | None:
+    """Rates are from 0 to 1."""
+    try:
+        rates = use_file.parse(data, _USE_PATH)
+    except tl.Format as error:
+        return error
+    assert all(0 <= rate <= 1 for of_module in rates.values() for rate in of_module)
     return None
 
 
@@ -292,7 +306,7 @@ TARGETS: dict[str, Target] = {
     each.__name__: each
     for each in (
         *(pt_directory, pt_pickle, pt_archive, pack, pack_descriptor, pack_mark, safetensors_index, dcp),
-        *(skeleton, skeleton_into, npy, npz, workload_file),
+        *(skeleton, skeleton_into, npy, npz, workload_file, expert_use),
     )
 }
 
@@ -366,6 +380,13 @@ def _pack_seed() -> bytes:
         "tensors": [stored],
     }
     return json.dumps(document, separators=(",", ":")).encode()
+
+
+def _use_seed() -> bytes:
+    modules = {"a.experts": [0.0, 0.25], "b.experts": [1.0]}
+    crc32c = tl._core.crc32c(json.dumps(modules).encode())
+    document = {"format": "trunkline expert use", "version": 1, "modules": modules, "crc32c": crc32c}
+    return json.dumps(document).encode()
 
 
 def _dcp_seeds() -> list[bytes]:
@@ -447,6 +468,8 @@ def seeds(name: str) -> list[bytes]:
         return _npz_seeds()
     if name == "pack":
         return [_pack_seed()]
+    if name == "expert_use":
+        return [_use_seed()]
     if name == "pack_descriptor":
         return [b'{"id":"0123456789abcdef","member":0,"members":2,"stripe_bytes":4096}']
     if name == "pack_mark":

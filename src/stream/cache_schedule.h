@@ -34,6 +34,10 @@ class CacheSchedule {
   // each pool may be read for a request before the first of them has been used.
   CacheSchedule(std::span<const Place> units, std::span<const std::size_t> slots, std::size_t read_ahead);
 
+  // Of each unit, how much it is used in the long run: kept for another schedule of the same units.
+  std::vector<double> use_rates() const { return rates_.long_run(); }
+  void restore_use_rates(std::span<const double> use_rates) { rates_.restore(use_rates); }
+
   // Replaces the request before. `expected`: units that may be read afterwards, for the next request.
   void request(std::size_t group, std::span<const UnitUse> uses, std::uint64_t tokens,
                std::span<const std::size_t> expected = {});

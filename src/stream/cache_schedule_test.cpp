@@ -145,6 +145,35 @@ TEST(UseRates, AStepOfManyTokensCountsAsManySteps) {
   EXPECT_GT(many.rate(0), 10 * one.rate(0));
 }
 
+TEST(UseRates, WhatWasUsedInTheLongRunIsRestored) {
+  UseRates rates({0, 0, 1});
+  for (int step = 0; step < 5; ++step) rates.record(0, std::vector<UnitUse>{{.unit = 1}}, 1);
+  UseRates restored({0, 0, 1});
+  restored.restore(rates.long_run());
+  EXPECT_EQ(restored.long_run(), rates.long_run());
+  EXPECT_GT(restored.rate(1), 0);
+  EXPECT_EQ(restored.rate(0), 0);
+  EXPECT_EQ(restored.rate(2), 0);
+  restored.record(0, std::vector<UnitUse>{{.unit = 0}}, 1);
+  EXPECT_GT(restored.long_run()[1], restored.long_run()[0]) << "what follows counts as before";
+}
+
+TEST(CacheSchedule, RestoredRatesDecideWhatIsEvicted) {
+  const std::vector<std::size_t> slots{2};
+  for (const std::size_t used : Units{0, 1}) {
+    CacheSchedule schedule(one_group(3), slots, 2);
+    std::vector<double> rates(3);
+    rates[used] = 0.5;
+    schedule.restore_use_rates(rates);
+    for (const Units& step : {Units{0, 1}, Units{2}}) {
+      schedule.request(0, uses(step), 1);
+      const Reads made = reads(schedule);
+      EXPECT_EQ(made, step.size() == 1 ? (Reads{{2, 1 - used}}) : (Reads{{0, kNone}, {1, kNone}}));
+      for (const std::size_t unit : step) schedule.finish(unit);
+    }
+  }
+}
+
 TEST(UseRates, OnlyTokensOfItsOwnGroupMakeAUnitLessUsed) {
   UseRates rates({0, 1});
   rates.record(0, std::vector<UnitUse>{{.unit = 0}}, 1);

@@ -23,6 +23,12 @@ Result<UnitCache> UnitCache::open(const Engine& engine, std::vector<File> files,
     described.push_back(std::move(unit.unit));
   }
   if (auto sound = check_units(files, described); !sound) return std::unexpected(sound.error());
+  const auto is_share = [](double rate) { return rate >= 0 && rate <= 1; };
+  if (!options.use_rates.empty() &&
+      (options.use_rates.size() != described.size() || !std::ranges::all_of(options.use_rates, is_share))) {
+    return std::unexpected(
+        make_error(ErrorKind::invalid_argument, "use_rates: must have a number from 0 to 1 for each unit"));
+  }
   auto placement = place_pools(bytes, pools, options.memory_bytes);
   if (!placement) return std::unexpected(placement.error());
   auto core = std::make_unique<UnitCacheCore>(engine, std::move(files), std::move(described),
@@ -57,5 +63,7 @@ const MemoryView& UnitCache::memory() const { return core_->memory(); }
 const CachePlacement& UnitCache::placement() const { return core_->placement(); }
 
 UnitCacheStats UnitCache::stats() const { return core_->stats(); }
+
+std::vector<double> UnitCache::use_rates() const { return core_->use_rates(); }
 
 }  // namespace trunkline

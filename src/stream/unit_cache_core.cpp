@@ -30,7 +30,9 @@ UnitCacheCore::UnitCacheCore(const Engine& engine, std::vector<File> files, std:
       places_(std::move(places)),
       placement_(std::move(placement)),
       schedule_(places_, placement_.slots, std::max<std::size_t>(options.read_ahead, 1)),
-      checked_(places_.size()) {}
+      checked_(places_.size()) {
+  if (!options.use_rates.empty()) schedule_.restore_use_rates(options.use_rates);
+}
 
 UnitCacheCore::~UnitCacheCore() {
   // In a forked child, what the parent's threads were doing never ends.
@@ -67,6 +69,11 @@ UnitCacheStats UnitCacheCore::stats() const {
   UnitCacheStats stats = stats_;
   if (reading_ > 0) stats.read_ns += since(reading_since_);
   return stats;
+}
+
+std::vector<double> UnitCacheCore::use_rates() const {
+  const std::scoped_lock lock(mutex_);
+  return schedule_.use_rates();
 }
 
 Status UnitCacheCore::check_unit(std::size_t unit) const {

@@ -39,6 +39,7 @@ class UnitCacheCore {
   const MemoryView& memory() const { return memory_; }
   const CachePlacement& placement() const { return placement_; }
   UnitCacheStats stats() const;
+  std::vector<double> use_rates() const;
 
  private:
   using Lock = std::unique_lock<std::mutex>;

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <fstream>
 #include <future>
+#include <limits>
 #include <numeric>
 #include <thread>
 
@@ -216,6 +217,33 @@ TEST_F(UnitCacheTest, InvalidArgumentsAreRejected) {
   ASSERT_FALSE(small);
   EXPECT_EQ(small.error().kind, ErrorKind::out_of_budget);
   EXPECT_FALSE(UnitCache::open(engine, {}, {{.unit = stored_.units[0]}}));
+}
+
+TEST_F(UnitCacheTest, UseRatesAreHandedToTheNextCache) {
+  const Engine engine = faulty_engine();
+  UnitCache cache = open_cache(engine, 4);
+  ASSERT_TRUE(request(cache, {1, 2}));
+  const std::vector<double> rates = cache.use_rates();
+  ASSERT_EQ(rates.size(), stored_.units.size());
+  EXPECT_GT(rates[1], 0);
+  EXPECT_EQ(rates[0], 0);
+  EXPECT_EQ(open_cache(engine, 4, {.use_rates = rates}).use_rates(), rates);
+}
+
+TEST_F(UnitCacheTest, UseRatesMustFitTheUnits) {
+  const Engine engine = faulty_engine();
+  std::vector<std::vector<double>> invalid{{0.5}};
+  for (const double rate : {-0.1, 1.1, std::numeric_limits<double>::quiet_NaN()})
+    invalid.emplace_back(stored_.units.size(), rate);
+  for (const std::vector<double>& rates : invalid) {
+    std::vector<File> files;
+    for (const std::string& path : stored_.paths) files.push_back(*File::open(engine, path));
+    std::vector<CacheUnit> units;
+    for (const StreamUnit& unit : stored_.units) units.push_back({.unit = unit});
+    const auto cache = UnitCache::open(engine, std::move(files), std::move(units), {.use_rates = rates});
+    ASSERT_FALSE(cache);
+    EXPECT_EQ(cache.error().kind, ErrorKind::invalid_argument);
+  }
 }
 
 TEST_F(UnitCacheTest, SeveralThreadsGetTheStoredBytes) {

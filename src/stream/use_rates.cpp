@@ -49,6 +49,24 @@ void UseRates::record(std::size_t group, std::span<const UnitUse> uses, std::uin
   }
 }
 
+std::vector<double> UseRates::long_run() const {
+  std::vector<double> found;
+  found.reserve(averages_.size());
+  for (const Averages& averages : averages_) found.push_back(averages.back());
+  return found;
+}
+
+void UseRates::restore(std::span<const double> long_run) {
+  for (std::size_t unit = 0; unit < averages_.size(); ++unit) {
+    rates_[unit] = 0;
+    for (std::size_t i = 0; i < kAverages; ++i) {
+      // Averages without a prior weight are of what is popular now, which is not known.
+      averages_[unit][i] = kPrior[i] > 0 ? long_run[unit] : 0;
+      rates_[unit] += weights_[i] * averages_[unit][i];
+    }
+  }
+}
+
 void UseRates::learn(const Averages& averages, double share) {
   for (std::size_t i = 0; i < kAverages; ++i) {
     for (std::size_t j = 0; j < kAverages; ++j) products_[i][j] += averages[i] * averages[j];

@@ -26,6 +26,11 @@ class UseRates {
 
   double rate(std::size_t unit) const { return rates_[unit]; }
 
+  // What is known of each unit in the long run, to be restored in another process.
+  std::vector<double> long_run() const;
+  // Begins with the averages that long_run() returned, of as many units.
+  void restore(std::span<const double> long_run);
+
  private:
   static constexpr std::size_t kAverages = 4;
   using Averages = std::array<double, kAverages>;

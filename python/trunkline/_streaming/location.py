@@ -20,6 +20,7 @@ from trunkline._errors import exception_of
 from trunkline._flock import DirectoryLock
 from trunkline._formats.safetensors.loader import Header
 from trunkline._logging import Log
+from trunkline._streaming import expert_use
 from trunkline._streaming import manifest as pack_manifest
 from trunkline._streaming.layout import MARK
 from trunkline._waits import Wait
@@ -100,6 +101,8 @@ class PackLocation:
         with suppress(FileNotFoundError):
             manifest.unlink()
             _core.fsync_directory(self.directories[0])
+        with suppress(FileNotFoundError):
+            expert_use.remove(self.directories[0])
         self.remove_weights()
 
     def remove_weights(self) -> None:

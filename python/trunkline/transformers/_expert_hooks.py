@@ -1,7 +1,7 @@
 """Routed experts are read when their module learns which ones its tokens use."""
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,9 +17,21 @@ from trunkline.transformers.experts import Experts, routing_of
 _MOST = 0.9
 
 
-def route(plan: ExpertPlan, files: Sequence[File], remedy: str) -> UnitCache:
-    """Let the modules read their experts from the files; return the cache that they are in."""
-    cache = UnitCache(list(files), plan.units, memory_bytes=plan.memory_bytes, read_ahead=plan.read_ahead)
+def route(
+    plan: ExpertPlan, files: Sequence[File], remedy: str, used: Mapping[str, Sequence[float]]
+) -> UnitCache:
+    """Let the modules read their experts from the files; return the cache that they are in.
+
+    `used`: what use_of() returned in an earlier run; {} if there was none.
+    """
+    rates = [rate for each in plan.experts for _ in each.weights for rate in used.get(_name(each), ())]
+    cache = UnitCache(
+        list(files),
+        plan.units,
+        memory_bytes=plan.memory_bytes,
+        read_ahead=plan.read_ahead,
+        use_rates=rates,
+    )
     memory = ExpertMemory(cache, remedy)
     hooks: list[_ExpertHooks] = []
     first = 0
@@ -31,6 +43,30 @@ def route(plan: ExpertPlan, files: Sequence[File], remedy: str) -> UnitCache:
     for each, following in zip(hooks, [*hooks[1:], *hooks[:1]], strict=True):
         each.following = following.units
     return cache
+
+
+def expert_counts(plan: ExpertPlan) -> dict[str, int]:
+    """Return how many experts each module has."""
+    return {_name(each): each.count for each in plan.experts}
+
+
+def use_of(plan: Sequence[tuple[str, int, int]], cache: UnitCache) -> dict[str, list[float]]:
+    """Return how much each expert of each module has been used; `plan`: of use_plan()."""
+    rates = cache.use_rates()
+    return {name: rates[first : first + count] for name, first, count in plan}
+
+
+def use_plan(plan: ExpertPlan) -> list[tuple[str, int, int]]:
+    """Return each module's name, the unit of its first expert, and how many experts it has."""
+    found, first = [], 0
+    for each in plan.experts:
+        found.append((_name(each), first, each.count))
+        first += each.count * len(each.weights)  # all matrices of an expert are used together
+    return found
+
+
+def _name(experts: Experts) -> str:
+    return experts.weights[0].path.rpartition(".")[0]
 
 
 class _ExpertHooks:

@@ -1,6 +1,7 @@
 """Models larger than memory: trunkline.transformers.from_pretrained."""
 
 import errno
+import os
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,11 +14,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 from transformers import PreTrainedModel
 
 from trunkline import _core
-from trunkline._core import File, WeightStream, parse_size
+from trunkline._core import File, UnitCache, WeightStream, parse_size
 from trunkline._errors import Error, reword
 from trunkline._formats.safetensors.loader import Header
 from trunkline._logging import Log
 from trunkline._modes import independent_of_modes
+from trunkline._streaming import expert_use
 from trunkline._streaming import manifest as pack_manifest
 from trunkline._streaming import pack as pack_files
 from trunkline._streaming import stored as stored_tensors
@@ -35,7 +37,8 @@ from trunkline._tensor_io.memory import Device, empty_bytes
 from trunkline._trace import span
 from trunkline._types import Path
 from trunkline.transformers import meta_model
-from trunkline.transformers._expert_hooks import route
+from trunkline.transformers._expert_hooks import expert_counts, route, use_of, use_plan
+from trunkline.transformers._expert_plan import ExpertPlan
 from trunkline.transformers._options import ModelOptions, device_option, dtype_option, model_options
 from trunkline.transformers._packing import (
     WantedPack,
@@ -146,6 +149,7 @@ class _OpenedWeights:
     """The files of the weights, opened to stream them and to read those that stay, and where each weight is.
 
     `in_place`, `before`: the headers of a model's own files, and their versions when they were opened.
+    `location`: of the pack; None without one.
     """
 
     streamed: list[File]
@@ -156,6 +160,7 @@ class _OpenedWeights:
     remedy: str
     in_place: list[Header]
     before: list[SourceFile]
+    location: PackLocation | None
 
 
 def _open_in_place(checkpoint: Checkpoint) -> _OpenedWeights:
@@ -171,6 +176,7 @@ def _open_in_place(checkpoint: Checkpoint) -> _OpenedWeights:
         remedy="restore or download the file, then load the model again",
         in_place=checkpoint.headers,
         before=before,
+        location=None,
     )
 
 
@@ -194,6 +200,7 @@ def _open_pack(
         remedy=f"remove {location.directories[0] / pack_manifest.NAME} to rebuild the pack",
         in_place=[],
         before=[],
+        location=location,
     )
 
 
@@ -233,7 +240,7 @@ def _load(checkpoint: Checkpoint, memory: Memory, wanted: WantedPack, making: Mo
     if plan.streamed:
         _stream(streaming, checkpoint.layers, plan, weights.streamed, memory, remedy)
     if plan.experts is not None:
-        streaming.experts = route(plan.experts, weights.streamed, remedy)
+        _route(streaming, checkpoint.model, plan.experts, weights)
         streaming.expert_bytes = sum(each.nbytes for each in plan.experts.experts)
         streaming.expert_matrices = len(plan.experts.experts[0].weights)
     if not memory.on_gpu and (streaming.streamed_bytes or streaming.experts is not None):
@@ -243,6 +250,24 @@ def _load(checkpoint: Checkpoint, memory: Memory, wanted: WantedPack, making: Mo
     _reject_saving_and_conversion(checkpoint.model)
     streaming_of[checkpoint.model] = streaming
     return checkpoint.model
+
+
+def _route(streaming: Streaming, model: Any, plan: ExpertPlan, weights: _OpenedWeights) -> None:
+    """Let the model read its experts; what is known of their use is kept beside the pack for later runs."""
+    location = weights.location
+    used = {} if location is None else expert_use.read(location.directories[0], expert_counts(plan))
+    streaming.experts = route(plan, weights.streamed, weights.remedy, used)
+    if location is not None:
+        weakref.finalize(model, _save_use, os.getpid(), location, use_plan(plan), streaming.experts)
+
+
+def _save_use(
+    process: int, location: PackLocation, modules: Sequence[tuple[str, int, int]], cache: UnitCache
+) -> None:
+    """Save how the experts were used, when the model is gone or the interpreter exits."""
+    if os.getpid() != process or not cache.stats()["requests"]:  # in a forked child, locks may be held
+        return
+    expert_use.write(location.directories[0], location.weights_path, use_of(modules, cache))
 
 
 def _match_stock_matmul(model: Any) -> None:
