@@ -85,3 +85,30 @@ def test_a_folder_that_is_replaced_while_it_is_opened(
     assert len(opened) == 6
     for index in range(3):
         assert torch.equal(loaded[f"t{index}"], torch.full((1000,), 2.0)), index
+
+
+def read_all(path: Path, way: str) -> dict[str, torch.Tensor]:
+    return dict(tl.iter_tensors(path)) if way == "iter_tensors" else tl.load(path)
+
+
+@pytest.mark.parametrize("way", ["load", "iter_tensors"])
+def test_a_file_that_is_overwritten_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    path = tmp_path / "model.safetensors"
+    stock_file(path, a=ONES, b=ONES)
+    target = safetensors_loader._target
+
+    def target_late(*args: Any) -> Any:
+        with path.open("r+b") as file:
+            file.seek(-TWOS.nbytes, 2)
+            file.write(TWOS.numpy().tobytes())
+        return target(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(safetensors_loader, "_target", target_late)
+        with pytest.raises(tl.Error, match="was written to while it was loaded") as caught:
+            read_all(path, way)
+        assert caught.value.errno == errno.ESTALE
+        assert caught.value.filename == str(path)
+    assert torch.equal(read_all(path, way)["b"], TWOS)

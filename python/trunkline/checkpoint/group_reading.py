@@ -26,7 +26,12 @@ import torch.distributed as dist
 from trunkline._core import Future, crc32c
 from trunkline._errors import RankError
 from trunkline._formats.safetensors import Header
-from trunkline._formats.safetensors.loader import checksums_of, corrupt_chunk, empty_tensor
+from trunkline._formats.safetensors.loader import (
+    check_unchanged,
+    checksums_of,
+    corrupt_chunk,
+    empty_tensor,
+)
 from trunkline._formats.safetensors.pieces import Piece, cut
 from trunkline._formats.safetensors.read_ahead import OpenFiles, ReadOptions
 from trunkline._tensor_io.background import start_thread
@@ -278,9 +283,10 @@ class _Reading:
 
     def _verify(self, piece: Piece, contents: torch.Tensor) -> None:
         sums = self._sums[piece.file]
-        if sums is None:
-            return
         header = self._opened.headers[piece.file]
+        if sums is None:
+            check_unchanged(header, sums)
+            return
         first = (piece.begin - len(header.head)) // sums.chunk_bytes
         for chunk, begin in enumerate(range(0, piece.nbytes, sums.chunk_bytes), first):
             if crc32c(contents[begin : begin + sums.chunk_bytes]) != sums.values[chunk]:

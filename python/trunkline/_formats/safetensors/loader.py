@@ -226,7 +226,24 @@ def load_files(
         if index is None or checksum is None or sums is None:
             raise
         raise corrupt_chunk(headers[index], sums, chunks[index][checksum]) from error
+    for header, sums in zip(headers, all_sums, strict=True):
+        check_unchanged(header, sums)
     return loaded
+
+
+def check_unchanged(header: Header, sums: Sums | None) -> None:
+    """Raise Error if the file was written to since its header was read, and no checksums show that."""
+    before, now = header.version, None if sums is not None else version_of(header.path)
+    if before is None or now is None or now[2:] != before[2:]:
+        return  # another file has its name by now
+    if now[:2] != before[:2]:
+        raise exception_of(
+            "system",
+            errno.ESTALE,
+            f"{header.path} was written to while it was loaded, so that tensors may have old and new bytes; "
+            "load it again when no process writes to it, and replace files rather than overwrite them",
+            header.path,
+        )
 
 
 def checksums_of(header: Header, verify: Verify) -> Sums | None:
