@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import errno
 import gc
 import io
 import json
@@ -21,6 +22,7 @@ import numpy
 import pytest
 
 import trunkline as tl
+from trunkline._processors import available_processors
 from trunkline.data import Batch, Index, Loader, _loader, _stream
 
 Array: TypeAlias = "numpy.ndarray[Any, Any]"
@@ -722,3 +724,11 @@ def test_records_on_a_volume(tmp_path: Path, contents: Array) -> None:
         tl.data.index("set", volume=volume, format="tfrecord")
     with pytest.raises(tl.FileNotFoundError):
         tl.data.index("other", volume=volume, format="records", record_bytes=RECORD)
+
+
+def test_a_sandbox_that_does_not_show_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int) -> set[int]:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_getaffinity", refuse)
+    assert available_processors() == os.cpu_count()

@@ -6,6 +6,8 @@ import threading
 import weakref
 from contextlib import suppress
 
+from trunkline._processors import available_processors
+
 # Whoever sets one of these has chosen how threads wait.
 _CHOICES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 
@@ -65,7 +67,7 @@ def _hold_team(library: str, ready: threading.Event, ended: threading.Event) -> 
             run = ctypes.CDLL(library).GOMP_parallel
             run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
             run.restype = None
-            run(nothing, None, len(os.sched_getaffinity(0)) + 1, 0)
+            run(nothing, None, available_processors() + 1, 0)
     finally:
         ready.set()
     ended.wait()

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from trunkline._core import BatchReader, Engine
 from trunkline._errors import Unsupported
+from trunkline._processors import available_processors
 from trunkline.data._index import Index
 from trunkline.data._ranks import given_ranks, initialized_ranks, warn_of_missing_group
 from trunkline.data._state import Cursor, cursor_of, state_of
@@ -365,7 +366,7 @@ def _check_executor(workers: int | Executor) -> None:
 
 def _workers(value: int | Executor | None) -> int | Executor:
     if value is None:
-        return min(8, len(os.sched_getaffinity(0)))
+        return min(8, available_processors())
     if isinstance(value, Executor):
         return value
     if not hasattr(value, "__index__"):

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from trunkline._errors import Error, Unsupported, exception_of, system_error
 from trunkline._flock import DirectoryLock
+from trunkline._processors import available_processors
 from trunkline._progress import Progress
 from trunkline.workload._content import Content
 from trunkline.workload._data_files import (
@@ -175,7 +176,7 @@ def _check_room(workload: Workload, missing: Sequence[int], directories: Sequenc
 
 
 def _default_workers(workload: Workload) -> int:
-    workers = max(2, min(16, 2 * len(os.sched_getaffinity(0))))
+    workers = max(2, min(16, 2 * available_processors()))
     if workload.dataset.format == "parquet":  # each holds a row group in memory, twice
         group = workload.dataset.rows_per_group * workload.dataset.record_bytes.mean
         memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
