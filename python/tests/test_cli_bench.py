@@ -278,6 +278,7 @@ def test_diff_exits_with_1_only_if_a_row_is_slower_by_more_than_allowed(results:
     run("diff", results, slower)
     run("diff", slower, results, "--fail-over", "0%")
     run("diff", results, results, "--fail-over", "0")
+    assert "--fail-over: it is empty" in run("diff", results, slower, "--fail-over", "", expect=2).stderr
 
 
 def test_diff_has_a_document(results: Path) -> None:

@@ -29,14 +29,14 @@ bool is_number(std::string_view digits, unsigned min, unsigned max) {
   return value >= min && value <= max;
 }
 
-// "2026-01-31T23:59:59Z"
+// "2026-01-31T23:59:59Z"; before 1970 where the clock was wrong
 bool is_time(std::string_view text) {
   constexpr std::string_view kPattern = "....-..-..T..:..:..Z";
   if (text.size() != kPattern.size()) return false;
   for (std::size_t i = 0; i < text.size(); ++i) {
     if (kPattern[i] != '.' && text[i] != kPattern[i]) return false;
   }
-  return is_number(text.substr(0, 4), 1970, 9999) && is_number(text.substr(5, 2), 1, 12) &&
+  return is_number(text.substr(0, 4), 1900, 9999) && is_number(text.substr(5, 2), 1, 12) &&
          is_number(text.substr(8, 2), 1, 31) && is_number(text.substr(11, 2), 0, 23) &&
          is_number(text.substr(14, 2), 0, 59) && is_number(text.substr(17, 2), 0, 60);  // a leap second
 }

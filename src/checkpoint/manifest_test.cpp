@@ -52,7 +52,7 @@ std::string with(std::string_view from, std::string_view to) {
 TEST(Manifest, IsReadBackAsWritten) {
   Manifest small;
   small.commit = 1;
-  small.time = "1970-01-01T00:00:00Z";
+  small.time = "1969-12-31T23:59:50Z";
   Manifest large = sample();
   large.step = large.commit = kMaxNumber;
   large.chunk_bytes = kMinChunkBytes;

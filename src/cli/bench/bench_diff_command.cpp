@@ -124,6 +124,9 @@ void add_bench_diff(CLI::App& bench, std::function<int()>& chosen) {
       ->add_option(
           "--fail-over", arguments->fail_over,
           "Exit with 1 if GB/s of a row, also with fsync, fell by more than this, such as 5% [never]")
+      ->check([](const std::string& text) {
+        return text.empty() ? std::string("it is empty; pass a percentage such as 5%") : std::string();
+      })
       ->type_name("PERCENT");
   command->add_flag("--json", arguments->json, "Print one JSON document");
   command->callback([arguments, &chosen] { chosen = [arguments] { return run_diff(*arguments); }; });
