@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import signal
 import sys
+import threading
 from collections.abc import Iterable
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -45,6 +49,26 @@ def run(case: str, folder: Path, rank: int) -> object:
     if case == "other files":
         path = folder / f"model-{1 + rank % 2}.safetensors"
         return digest(tl.iter_tensors(path, group=group))
+    if case == "interrupted":
+        store = dist.distributed_c10d._get_default_store()
+        if rank == 0:
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+            try:
+                tl.load(folder, group=group)
+                return "not interrupted"
+            except KeyboardInterrupt:
+                store.set("interrupted", "")
+        else:
+            store.wait(["interrupted"])
+        return [digest(sorted(tl.load(folder, group=group).items())) for _ in range(2)]
+    if case == "never comes":
+        if rank == 1:
+            dist.distributed_c10d._get_default_store().wait(["raised"])
+            return "did not call"
+        try:
+            return digest(tl.iter_tensors(folder, group=group))
+        finally:
+            dist.distributed_c10d._get_default_store().set("raised", "")
     if case == "other versions":
         path = folder / f"version-{rank % 2}" / "model.safetensors"
         return digest(tl.iter_tensors(path, group=group))
@@ -63,8 +87,6 @@ def run(case: str, folder: Path, rank: int) -> object:
         if rank == 1:
             print(json.dumps("dead"), flush=True)
             sys.stdout.flush()
-            import os
-
             os._exit(0)
         return digest(tensors)
     raise AssertionError(case)
@@ -72,7 +94,8 @@ def run(case: str, folder: Path, rank: int) -> object:
 
 def main() -> None:
     rank, size, store, case, folder = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    limit = timedelta(seconds=2) if case == "never comes" else None
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=limit)
     try:
         result = run(case, Path(folder), rank)
     except Exception as error:

@@ -105,6 +105,18 @@ def test_ranks_with_other_files_raise(folder: Path) -> None:
         assert f"rank {1 - rank} reads other files or tensors than rank {rank}" in result["text"]
 
 
+def test_ctrl_c_ends_the_wait_for_a_rank_that_has_not_come(folder: Path) -> None:
+    expected = digest(sorted(tl.load(folder).items()))
+    assert run("interrupted", folder, 2) == [[expected] * 2] * 2
+
+
+def test_a_rank_that_never_comes_is_named(folder: Path) -> None:
+    first, second = run("never comes", folder, 2)
+    assert second == "did not call"
+    assert first["error"] == "RankError"
+    assert "rank 1 did not come to the call that reads files together within 2 s" in first["text"]
+
+
 def make_versions(folder: Path) -> list[Path]:
     """Two files of the safetensors library, with equal headers and other data."""
     paths = [folder / f"version-{number}" / "model.safetensors" for number in range(2)]

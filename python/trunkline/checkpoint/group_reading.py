@@ -37,6 +37,7 @@ from trunkline._formats.safetensors.read_ahead import OpenFiles, ReadOptions
 from trunkline._tensor_io.background import start_thread
 from trunkline.checkpoint.ranks.gloo_group import new_gloo_group
 from trunkline.checkpoint.ranks.node_memory import NodeMemory
+from trunkline.checkpoint.ranks.presence import await_ranks
 from trunkline.checkpoint.ranks.store import rank_error
 
 _SLOTS = 3  # pieces of a rank in shared memory: one is copied, two are being read
@@ -88,6 +89,7 @@ class ReadingRanks:
         self._is_in_step = True  # no operation of the group has failed
         self._own: _OwnGroup | None = None
         if self.size > 1:
+            await_ranks(given, "the call that reads files together")
             self._own = _take_own_group(given, self.size)
 
     @property

@@ -14,13 +14,13 @@ def new_gloo_group(given: Any) -> Any:
     """
     return dist.new_group(
         dist.get_process_group_ranks(given),
-        timeout=_timeout_of(given),
+        timeout=timeout_of(given),
         backend="gloo",
         use_local_synchronization=True,
     )
 
 
-def _timeout_of(group: Any) -> Any:
+def timeout_of(group: Any) -> Any:
     """Return how long the collective operations of a group may take; None: torch's default."""
     group = dist.group.WORLD if group is None else group
     for kind in ("cpu", "cuda"):
