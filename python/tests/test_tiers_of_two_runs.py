@@ -72,6 +72,40 @@ def test_a_run_that_was_continued_elsewhere_has_to_load_before_it_saves(tmp_path
     assert steps_in(tier) == [1, 2, 6]
 
 
+def test_a_save_into_the_tier_itself_is_noticed(tmp_path: Path) -> None:
+    run, tier = tmp_path / "run", tmp_path / "tier"
+    checkpoints = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
+    save_all(checkpoints, 0, 1)
+    checkpoints.wait_drained()
+    copies = tl.Checkpointer(tier)
+    copies.load()
+    save_all(copies, 2)
+    save_all(checkpoints, 2)
+    with pytest.raises(FileExistsError, match=r"call load\(\) first, to go on from them"):
+        checkpoints.wait_drained()
+    again = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
+    assert again.load()["step"] == 2
+    save_all(again, 3)
+    again.wait_drained()
+    assert steps_in(tier) == [1, 2, 3]
+
+
+def test_of_two_copies_of_a_run_one_gets_an_error(tmp_path: Path) -> None:
+    run, copied, tier = tmp_path / "run", tmp_path / "copied", tmp_path / "tier"
+    checkpoints = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
+    save_all(checkpoints, 0)
+    checkpoints.wait_drained()
+    shutil.copytree(run, copied)
+    other = tl.Checkpointer(copied, tiers=[tl.Tier(tier)])
+    other.load()
+    save_all(other, 1)
+    other.wait_drained()
+    save_all(checkpoints, 1)
+    with pytest.raises(FileExistsError):
+        checkpoints.wait_drained()
+    assert steps_in(tier) == [0, 1]
+
+
 def empty(tier: Path) -> None:
     for each in tier.iterdir():
         shutil.rmtree(each) if each.is_dir() else each.unlink()
@@ -116,7 +150,7 @@ def test_saves_after_the_first_do_not_look_at_the_tier(
         raise AssertionError(f"looked at {directory}")
 
     with nothing_copied_to(tier), monkeypatch.context() as patched:
-        for name in ("id_of", "identity_of", "origin_of", "origins_of", "last_number_in"):
+        for name in ("identity_of", "origin_of", "origins_of", "last_number_in"):
             patched.setattr(module, name, hang)
         save_all(checkpoints, 1, 2)
     checkpoints.wait_drained()

@@ -1,13 +1,15 @@
 """Which runs have copied their steps to a tier: a small file in the tier, trunkline-origin.json.
 
-Commits of two runs may have the same numbers, so they cannot show whose a step is. The file names the `id` in
-the descriptor of each directory that steps were copied from, the last one at the end: a run that has loaded
-from the tier, on another machine, goes on there. It is written while the tier is locked, before the first
-copy of a directory is committed.
+Commits of two runs may have the same numbers, so they cannot show whose a step is. The file names each
+directory that steps were copied from, the last one at the end: a run that has loaded from the tier, maybe on
+another machine, goes on there. It is written while the tier is locked, before the first copy of a directory
+is committed, and when a Checkpointer of the tier itself saves.
 """
 
 import hashlib
 import json
+import os
+from contextlib import suppress
 from pathlib import Path
 
 from trunkline import _core
@@ -20,8 +22,18 @@ _VERSION = 1
 _DIGITS = 16
 
 
+def origin_id(directory: str) -> str:
+    """Return what names a directory as an origin, and not a copy of it; empty: it has no descriptor."""
+    identity = id_of(directory)
+    if not identity:
+        return ""
+    with suppress(OSError):
+        return f"{identity}:{os.stat(directory).st_ino}"  # noqa: PTH116
+    return ""
+
+
 def origins_of(directory: str) -> list[str]:
-    """Return the ids of the directories whose steps were copied to this tier; empty if they are not known."""
+    """Return origin_id() of the directories whose steps were copied to this tier; empty if not known."""
     try:
         about = json.loads((Path(directory) / NAME).read_bytes())
     except (FileNotFoundError, NotADirectoryError, ValueError):

@@ -12,8 +12,14 @@ from trunkline._logging import Log
 from trunkline._waits import Wait
 from trunkline.checkpoint.lock_wait import retry_while_locked
 from trunkline.checkpoint.tiers.drain import Drain, DrainStatus
-from trunkline.checkpoint.tiers.listing import committed_in, id_of, last_number_in
-from trunkline.checkpoint.tiers.origin import identity_of, origin_of, origins_of, write_origins
+from trunkline.checkpoint.tiers.listing import committed_in, last_number_in
+from trunkline.checkpoint.tiers.origin import (
+    identity_of,
+    origin_id,
+    origin_of,
+    origins_of,
+    write_origins,
+)
 from trunkline.checkpoint.tiers.plan import Commit, newest_of, source_of
 from trunkline.checkpoint.tiers.tier import Tier
 
@@ -170,13 +176,16 @@ class Tiers:
         self._is_prepared = True
 
     def after_begin(self) -> None:
-        """Put the tiers on record: the save has made the directory.
+        """Put the tiers on record, now that the save has made the directory.
 
         Does this once: later saves must not depend on the disks of tiers.
         """
-        if self._places and not self._is_recorded:
+        if self._is_recorded:
+            return
+        self._go_on_here()
+        if self._places:
             self._record()
-            self._is_recorded = True
+        self._is_recorded = True
 
     def after_commit(self) -> None:
         """Let copies begin."""
@@ -255,13 +264,13 @@ class Tiers:
 
     def _has_steps_of_this_run(self, place: _Place) -> bool:
         """Whether the steps of a tier were copied from the directory, or continue those that were."""
-        own = id_of(self._store.directory)
+        own = origin_id(self._store.directory)
         return bool(own and own in origins_of(place.directory)) or self._goes_on_from(place)
 
     def _goes_on_from(self, place: _Place) -> bool:
         """Whether the newest steps of a tier were copied from the directory, or loaded by this run."""
         origin = origin_of(place.directory)
-        if origin and origin == id_of(self._store.directory):
+        if origin and origin == origin_id(self._store.directory):
             return True
         if place.origin is not None and origin == place.origin:
             return True
@@ -274,13 +283,20 @@ class Tiers:
         if steps and not self._goes_on_from(place):
             raise self._of_another_run(place, steps)
 
+    def _go_on_here(self) -> None:
+        """If the directory is itself a tier of another run, let that one notice that this save goes on."""
+        directory = self._store.directory
+        before, own = origins_of(directory), origin_id(directory)
+        if before and before[-1] != own:
+            write_origins(directory, [*(each for each in before if each != own), own])
+
     def _take(self, place: _Place) -> None:
         """Make the tier this run's, before the first copy is committed. The caller has locked the tier.
 
         Raises FileExistsError if it holds steps of another run.
         """
         self._check_run(place)
-        own = id_of(self._store.directory)
+        own = origin_id(self._store.directory)
         if origin_of(place.directory) != own:
             before = origins_of(place.directory) if committed_in(place.directory) else []
             write_origins(place.directory, [*(each for each in before if each != own), own])
