@@ -11,33 +11,44 @@ import trunkline as tl
 from trunkline.checkpoint.tiers import tiers as module
 
 
-def begin_together(tmp_path: Path) -> tuple[list[Path], Path]:
-    """Two runs that save beside an empty tier, before anything is copied to it; the first copies first."""
+def is_copied(checkpoints: tl.Checkpointer) -> bool:
+    """Wait until all is copied to the tier; False: it is another run's."""
+    try:
+        checkpoints.wait_drained()
+    except FileExistsError:
+        return False
+    return True
+
+
+def begin_together(tmp_path: Path) -> tuple[Path, Path, Path]:
+    """Two runs that save beside an empty tier: the one whose copies are there, the other one, the tier."""
     runs, tier = [tmp_path / "run0", tmp_path / "run1"], tmp_path / "tier"
     with nothing_copied_to(tier):
         both = [tl.Checkpointer(run, tiers=[tl.Tier(tier)]) for run in runs]
-        for number, each in enumerate(both):
-            save_all(each, *range(3 - number))
-    both[0].wait_drained()
-    with pytest.raises(FileExistsError, match=f"{tier}.* (holds step|another run|already holds)"):
-        both[1].wait_drained()
-    return runs, tier
+        for each in both:
+            save_all(each, 0, 1)
+    are_copied = [is_copied(each) for each in both]
+    assert sorted(are_copied) == [False, True]
+    first, second = runs if are_copied[0] else reversed(runs)
+    return first, second, tier
 
 
 def test_the_second_run_of_a_tier_gets_an_error_and_never_the_steps_of_the_first(tmp_path: Path) -> None:
-    runs, tier = begin_together(tmp_path)
+    first, second, tier = begin_together(tmp_path)
+    go_on = tl.Checkpointer(first, tiers=[tl.Tier(tier)])
+    assert go_on.load()["step"] == 1
+    save_all(go_on, 2)
+    go_on.wait_drained()
     assert steps_in(tier) == [0, 1, 2]
-    restarted = tl.Checkpointer(runs[1], tiers=[tl.Tier(tier)])
+    restarted = tl.Checkpointer(second, tiers=[tl.Tier(tier)])
     assert restarted.latest() == 1
-    assert restarted.locations() == {0: [str(runs[1])], 1: [str(runs[1])]}
+    assert restarted.locations() == {0: [str(second)], 1: [str(second)]}
     with pytest.raises(FileExistsError, match=f"the tier {tier} holds steps 0, 1, 2, which were not copied"):
         restarted.load()
     with pytest.raises(FileExistsError, match="were not copied from"):
         save_all(restarted, 7)
     with pytest.raises(FileExistsError, match="were not copied from"):
         restarted.wait_drained()
-    first = tl.Checkpointer(runs[0], tiers=[tl.Tier(tier)])
-    assert first.load()["step"] == 2
 
 
 def test_a_run_above_the_steps_of_another_one_is_not_copied_to_its_tier(tmp_path: Path) -> None:
@@ -135,6 +146,22 @@ def test_steps_that_were_removed_from_a_tier_are_copied_again(
     assert steps_in(tier) == [0, 1, 2]
     assert checkpoints.latest() == 2
     assert tl.Checkpointer(run, tiers=[tl.Tier(tier)]).load()["step"] == 2
+
+
+def test_what_a_cut_off_copy_has_left_is_removed_by_the_next_process_that_copies(tmp_path: Path) -> None:
+    run, tier = tmp_path / "run", tmp_path / "tier"
+    checkpoints = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
+    save_all(checkpoints, 0)
+    checkpoints.wait_drained()
+    left = tier / "step-00000099" / "shard-00000-of-00001-0123456789abcdef.safetensors"
+    left.parent.mkdir()
+    left.write_bytes(bytes(1000))
+    later = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
+    later.load()
+    save_all(later, 1)
+    later.wait_drained()
+    assert not left.parent.exists()
+    assert steps_in(tier) == [0, 1]
 
 
 def test_saves_after_the_first_do_not_look_at_the_tier(

@@ -7,8 +7,8 @@
 4. The manifest is committed, with the number of the commit that it has in the directory of the run; then
    older copies are removed.
 
-A copy that is cut off leaves files that no manifest names. The next one begins anew, and the next save into
-the tier, or the next to open it, removes them.
+A copy that is cut off leaves files that no manifest names. The next process that copies to the tier removes
+them, and so does one that opens the tier.
 """
 
 import mmap

@@ -64,6 +64,7 @@ class Drain:
         self._before_commit: Callable[[], None] = lambda: None
         self._check_place: Callable[[], None] = lambda: None
         self._check_run: Callable[[], None] = lambda: None
+        self._is_clean = False  # of what earlier processes have left
         self._stop = Flag()
         self._numbers = itertools.count(1)
         self._requested = 0
@@ -215,6 +216,7 @@ class Drain:
         try:
             with span("checkpoint", "copy to a tier", f"step {commit.step} to {self.tier.directory}"):
                 self._check_place()
+                self._clean_up()
                 copy = self._begin(commit)
                 if copy is None:
                     return True
@@ -247,6 +249,14 @@ class Drain:
         )
         return True
 
+    def _clean_up(self) -> None:
+        """Remove what copies have left that were cut off, once: another process may have made them."""
+        if self._is_clean:
+            return
+        self._is_clean = True
+        for problem in self.store.collect_if_used()["problems"]:
+            _log.warn("while cleaning up %s: %s", self.tier.directory, problem)
+
     def _begin(self, commit: Commit) -> StepCopy | None:
         """Open the step; None: it was removed or replaced meanwhile."""
         try:
@@ -272,7 +282,8 @@ class Drain:
         what = "copying" if commit is None else f"copying step {commit.step}"
         _log.warn("%s to %s failed: %s", what, self.tier.directory, error)
         self._error = _named(error, f"{what} to {self.tier.directory} failed")
-        if self._news is None and (commit is None or commit not in self._raised):
+        is_news = self._news is None or self._news[0] == commit  # the last error of a step counts
+        if is_news and (commit is None or commit not in self._raised):
             self._news = commit, self._error
 
     def forget_parent(self) -> None:
