@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from support_program import PROGRAM
 
+from trunkline import cli, stream
+
 CASES = ["read", "write fresh", "write preallocated", "write overwrite"]
 SMALL = ["--size", "8MiB", "--block", "64KiB", "--queue-depth", "8", "--repeat", "1"]
 
@@ -588,3 +590,19 @@ def test_closed_standard_streams_change_nothing() -> None:
             check=False,
         )
         assert result.returncode == 0, (closed, result.stderr)
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_ctrl_c_while_the_modules_of_a_command_are_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    class Importing:
+        def main(self, arguments: list[str]) -> int:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(stream, "cli", Importing(), raising=False)
+    assert cli.main(["plan", "folder", *options]) == 130
+    printed = capsys.readouterr()
+    assert "trunkline plan: interrupted" in printed.err
+    assert "Traceback" not in printed.err
+    assert (json.loads(printed.out)["error"]["message"] == "interrupted") if options else not printed.out

@@ -15,7 +15,8 @@ from typing import NoReturn
 
 from trunkline import report
 from trunkline._cli_errors import report_error
-from trunkline._errors import Error, errno_reason
+from trunkline._command import INTERRUPTED
+from trunkline._errors import Cancelled, Error, errno_reason
 from trunkline._formats.dcp_names import is_dcp_directory
 from trunkline._html import check_page_name, check_writable, why_not_writable
 
@@ -190,3 +191,6 @@ def main(arguments: list[str] | None = None) -> int:
         missing = f"the program {_program()} is missing; reinstall the package"
         report_error(arguments[0] if arguments else "", Error(errno.ENOENT, missing), "--json" in arguments)
         return _FAILED
+    except KeyboardInterrupt:  # while the command's modules were imported, which may take seconds
+        report_error(arguments[0], Cancelled(errno.ECANCELED, "interrupted"), "--json" in arguments)
+        return INTERRUPTED
