@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trunkline import _core
 from trunkline._arguments import check_engine
+from trunkline._boot_id import boot_id
 from trunkline._core import Engine, parse_size
 from trunkline._errors import Unsupported
 from trunkline._formats.safetensors import Header, header_of
@@ -19,7 +20,6 @@ from trunkline._tensor_io.memory import Device, device_argument
 from trunkline._torch_or_numpy import require_torch
 from trunkline._types import Path
 from trunkline.checkpoint.load import Verify, awaited_path, kind_of_file
-from trunkline.checkpoint.ranks.node_memory import boot_id
 from trunkline.checkpoint.ranks.store import rank_error
 from trunkline.checkpoint.save_order import await_saves_of
 

@@ -13,6 +13,8 @@ import struct
 import uuid
 from pathlib import Path
 
+from trunkline._boot_id import boot_id
+
 _MARK_DIGITS = 10  # of each of two marks
 _RANDOM_DIGITS = 32 - 2 * _MARK_DIGITS
 
@@ -52,7 +54,7 @@ def _marks_of(directory: Path) -> tuple[str, str] | None:
 
 def _boot_id() -> str:
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        return boot_id()
     except OSError:
         return uuid.uuid4().hex  # matches nothing: only the path identifies the directory
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from trunkline._boot_id import boot_id
+
 _TOKEN = re.compile(r"[0-9a-f]{32}-[1-9][0-9]*")
 _KEY = "trunkline/dcp/choice"
 _UNKNOWN = secrets.token_hex(16)  # stands for an unknown machine, which no other process shares
@@ -109,7 +111,7 @@ def _since_when(store: Any, chosen: str, machine: str) -> float:
 def _machine() -> str:
     """Return a name, without spaces, that is the same for processes whose _now() uses the same clock."""
     try:
-        name = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        name = boot_id()
         namespace = Path("/proc/self/ns/time")  # a container may have a separate clock
         return f"{name}/{os.readlink(namespace)}" if namespace.is_symlink() else name  # noqa: PTH115
     except OSError:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from trunkline._boot_id import boot_id
 from trunkline._errors import Error
 
 
@@ -72,9 +73,3 @@ class NodeMemory:
 
     def _map(self, descriptor: int, nbytes: int | None = None) -> torch.Tensor:
         return torch.frombuffer(mmap.mmap(descriptor, nbytes or self._nbytes), dtype=torch.uint8)
-
-
-def boot_id() -> str:
-    """Return what names the running kernel: the same in all containers of a machine."""
-    with open("/proc/sys/kernel/random/boot_id") as file:  # noqa: PTH123
-        return file.read().strip()
