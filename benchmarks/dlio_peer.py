@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from larger_models import forget
 from measurement import Comparison, interleave
 from workbench import Workbench
 
@@ -72,7 +73,7 @@ def _compared(title: str, got: dict[str, list[float]], *, is_short: bool) -> Com
 
 def _cold(bench: Workbench, job: _Job, run: Callable[[], float]) -> Callable[[], float]:
     def once() -> float:
-        job.forget()
+        forget(job.data)
         bench.disks.rest()
         return run()
 
@@ -84,6 +85,7 @@ class _Job:
 
     def __init__(self, folder: Path, python: str, files: int, sample_bytes: int, seconds: float) -> None:
         self._folder, self._python = folder, python
+        self.data = folder / "data"
         self._file = folder / "workload" / f"{NAME}.yaml"
         self._file.parent.mkdir()
         self._file.write_text(
@@ -93,7 +95,7 @@ class _Job:
                     "framework": "pytorch",
                     "workflow": {"generate_data": False, "train": True},
                     "dataset": {
-                        "data_folder": str(folder / "data"),
+                        "data_folder": str(self.data),
                         "format": "npz",
                         "num_files_train": files,
                         "num_samples_per_file": 1,
@@ -114,17 +116,10 @@ class _Job:
 
     def generate(self) -> None:
         self._run_dlio("++workload.workflow.generate_data=True", "++workload.workflow.train=False")
-        self.forget()
-
-    def forget(self) -> None:
-        """Drop the data from the page cache."""
-        for path in (self._folder / "data").rglob("*.npz"):
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        forget(self.data)  # written back now, while the disk has no limit
 
     def ours(self) -> float:
-        result = workload.run(workload.load(str(self._file)), [self._folder / "data"])
+        result = workload.run(workload.load(str(self._file)), [self.data])
         return 100 * float(result["utilization_dlio"])
 
     def dlio(self) -> float:

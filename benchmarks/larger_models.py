@@ -367,7 +367,7 @@ def _memory_group(limit_bytes: int | None) -> Iterator[str | None]:
 
 
 def forget(folder: Path) -> None:
-    """Drop the files from the page cache: what a group that is gone had read stays there."""
+    """Drop all files of a folder from the page cache: what a group that is gone had read stays there."""
     for path in filter(Path.is_file, folder.rglob("*")):
         with path.open("rb") as file:
             os.fsync(file.fileno())

@@ -287,7 +287,7 @@ class _Reading:
         sums = self._sums[piece.file]
         header = self._opened.headers[piece.file]
         if sums is None:
-            check_unchanged(header, sums)
+            check_unchanged(header)
             return
         first = (piece.begin - len(header.head)) // sums.chunk_bytes
         for chunk, begin in enumerate(range(0, piece.nbytes, sums.chunk_bytes), first):

@@ -45,11 +45,6 @@ def route(
     return cache
 
 
-def expert_counts(plan: ExpertPlan) -> dict[str, int]:
-    """Return how many experts each module has."""
-    return {_name(each): each.count for each in plan.experts}
-
-
 def use_of(plan: Sequence[tuple[str, int, int]], cache: UnitCache) -> dict[str, list[float]]:
     """Return how much each expert of each module has been used; `plan`: of use_plan()."""
     rates = cache.use_rates()

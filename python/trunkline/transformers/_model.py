@@ -37,7 +37,7 @@ from trunkline._tensor_io.memory import Device, empty_bytes
 from trunkline._trace import span
 from trunkline._types import Path
 from trunkline.transformers import meta_model
-from trunkline.transformers._expert_hooks import expert_counts, route, use_of, use_plan
+from trunkline.transformers._expert_hooks import route, use_of, use_plan
 from trunkline.transformers._expert_plan import ExpertPlan
 from trunkline.transformers._options import ModelOptions, device_option, dtype_option, model_options
 from trunkline.transformers._packing import (
@@ -255,10 +255,13 @@ def _load(checkpoint: Checkpoint, memory: Memory, wanted: WantedPack, making: Mo
 def _route(streaming: Streaming, model: Any, plan: ExpertPlan, weights: _OpenedWeights) -> None:
     """Let the model read its experts; what is known of their use is kept beside the pack for later runs."""
     location = weights.location
-    used = {} if location is None else expert_use.read(location.directories[0], expert_counts(plan))
+    if location is None:
+        streaming.experts = route(plan, weights.streamed, weights.remedy, {})
+        return
+    modules = use_plan(plan)
+    used = expert_use.read(location.directories[0], {name: count for name, _, count in modules})
     streaming.experts = route(plan, weights.streamed, weights.remedy, used)
-    if location is not None:
-        weakref.finalize(model, _save_use, os.getpid(), location, use_plan(plan), streaming.experts)
+    weakref.finalize(model, _save_use, os.getpid(), location, modules, streaming.experts)
 
 
 def _save_use(

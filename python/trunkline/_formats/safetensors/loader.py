@@ -227,13 +227,14 @@ def load_files(
             raise
         raise corrupt_chunk(headers[index], sums, chunks[index][checksum]) from error
     for header, sums in zip(headers, all_sums, strict=True):
-        check_unchanged(header, sums)
+        if sums is None:
+            check_unchanged(header)
     return loaded
 
 
-def check_unchanged(header: Header, sums: Sums | None) -> None:
-    """Raise Error if the file was written to since its header was read, and no checksums show that."""
-    before, now = header.version, None if sums is not None else version_of(header.path)
+def check_unchanged(header: Header) -> None:
+    """Raise Error if the file was written to since its header was read: for files without checksums."""
+    before, now = header.version, version_of(header.path)
     if before is None or now is None or now[2:] != before[2:]:
         return  # another file has its name by now
     if now[:2] != before[:2]:
