@@ -1,5 +1,6 @@
 """A Python environment that has this package and numpy, and nothing else."""
 
+import os
 import subprocess
 import textwrap
 import venv
@@ -42,6 +43,8 @@ class NumpyOnly:
         done = subprocess.run(
             [self._python, "-c", PRELUDE + textwrap.dedent(code)],
             cwd=folder,
+            # What PYTHONPATH names would be found too.
+            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
             capture_output=True,
             text=True,
             timeout=120,
