@@ -348,6 +348,11 @@ std::uint32_t crc32c_of_both(nb::handle first, nb::handle second, nb::handle sec
                         count_argument(second_bytes, "second_bytes"));
 }
 
+std::uint32_t crc32_of_both(nb::handle first, nb::handle second, nb::handle second_bytes) {
+  return crc32_combine(checksum_argument(first, "first"), checksum_argument(second, "second"),
+                       count_argument(second_bytes, "second_bytes"));
+}
+
 // Keeps the GIL, which freeing the memory of a tensor requires, too.
 nb::bytes crc32c_of_samples(const std::vector<std::uintptr_t>& addresses,
                             const std::vector<std::size_t>& sizes) {
@@ -603,6 +608,9 @@ void register_tensor_files(nb::module_& module) {
   module.def("crc32c_combine", &crc32c_of_both, "first"_a.none(), "second"_a.none(), "second_bytes"_a.none(),
              nb::sig("def crc32c_combine(first: int, second: int, second_bytes: int) -> int"),
              "CRC-32C of two consecutive runs of bytes, from that of each.");
+  module.def("crc32_combine", &crc32_of_both, "first"_a.none(), "second"_a.none(), "second_bytes"_a.none(),
+             nb::sig("def crc32_combine(first: int, second: int, second_bytes: int) -> int"),
+             "CRC-32 (of zlib) of two consecutive runs of bytes, from that of each.");
   module.def(
       "digests_of", &digests_of, "addresses"_a, "sizes"_a, "unit_bytes"_a,
       nb::sig("def digests_of(addresses: list[int], sizes: list[int], unit_bytes: int) -> bytes"),

@@ -14,11 +14,13 @@ import threading
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 import trunkline as tl
+from trunkline.checkpoint.group_pt import _Records
 
 
 def digest(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
@@ -81,6 +83,8 @@ def run(case: str, folder: Path, rank: int) -> object:
                 break
         dist.barrier()  # the process is alive while the other ranks find out
         return "ended"
+    if "pt" in case.split():
+        return run_pt(case, folder, rank)
     if case == "dies":
         tensors = tl.iter_tensors(folder, group=group, memory_bytes="6MiB")
         next(tensors)
@@ -90,6 +94,46 @@ def run(case: str, folder: Path, rank: int) -> object:
             os._exit(0)
         return digest(tensors)
     raise AssertionError(case)
+
+
+def pt_digest(state: dict[str, Any]) -> str:
+    flat = [*state["model"].items(), ("whole", state["whole"]), ("part", state["part"])]
+    return digest([*flat, *((str(number), tensor) for number, tensor in enumerate(state["small"]))])
+
+
+def run_pt(case: str, folder: Path, rank: int) -> object:
+    group, path = dist.group.WORLD, folder / "model.pt"
+    if case == "pt":
+        with tl.Engine() as engine:
+            state = tl.load(path, engine=engine, group=group)
+            nbytes: dict[str, int] = engine.stats()["bytes"]  # type: ignore[assignment]
+        is_shared = state["whole"].untyped_storage().data_ptr() == state["part"].untyped_storage().data_ptr()
+        return [[pt_digest(state), is_shared, state["step"]], sum(nbytes.values())]
+    if case == "part of pt":
+        return digest(tl.load(path, keys="model", group=group)["model"].items())
+    if case == "pt of objects":
+        loaded = tl.load(path, group=group)
+        return [digest([("a", loaded["a"].detach())]), loaded["b"].to_dense().tolist()]
+    if case == "other pt":
+        return pt_digest(tl.load(folder / f"version-{rank % 2}" / "model.pt", group=group))
+    if case == "pt missing on one":
+        return pt_digest(tl.load(folder / "none.pt" if rank == 1 else path, group=group))
+    if case == "pt fails in use":
+        use = _Records.use
+        if rank == 1:
+            _Records.use = fail  # type: ignore[method-assign]
+        try:
+            tl.load(path, group=group)
+            text = "no error"
+        except (MemoryError, tl.RankError) as error:
+            text = str(error)
+        _Records.use = use  # type: ignore[method-assign]
+        return [text, pt_digest(tl.load(path, group=group))]
+    raise AssertionError(case)
+
+
+def fail(*_: object) -> None:
+    raise MemoryError("no memory")
 
 
 def main() -> None:

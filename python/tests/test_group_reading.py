@@ -1,4 +1,4 @@
-"""Ranks that read safetensors files together: the same tensors as alone, and each byte is read once."""
+"""Ranks that read files together: the same tensors as alone, and each byte is read once."""
 
 from __future__ import annotations
 
@@ -179,12 +179,107 @@ def test_a_rank_that_dies_is_an_error_of_the_others(folder: Path) -> None:
     assert first["error"] == "RankError"
 
 
-def test_pt_files_are_not_read_together(tmp_path: Path) -> None:
+def make_pt(path: Path, save: Any = tl.save) -> dict[str, Any]:
+    """A file with large and small storages, one shared by two tensors, and other values."""
+    tensors = make_tensors(3) | make_tensors(4)
+    shared = torch.arange(700_000, dtype=torch.float64)
+    state = {
+        "model": tensors,
+        "whole": shared,
+        "part": shared[5:9000],
+        "small": [torch.full((number,), number) for number in range(200)],
+        "step": 7,
+    }
+    save(state, path)
+    return state
+
+
+def pt_digest(state: dict[str, Any]) -> str:
+    flat = [*state["model"].items(), ("whole", state["whole"]), ("part", state["part"])]
+    return digest([*flat, *((str(number), tensor) for number, tensor in enumerate(state["small"]))])
+
+
+@pytest.mark.parametrize("machines", [(), (0, 0, 1)], ids=["one machine", "two machines"])
+@pytest.mark.parametrize("save", [tl.save, torch.save], ids=["trunkline", "torch"])
+def test_pt_files_are_read_together(tmp_path: Path, machines: tuple[int, ...], save: Any) -> None:
+    if machines and not can_unshare():
+        pytest.skip("needs the right to make namespaces (root)")
+    state = make_pt(tmp_path / "model.pt", save)
+    results = run("pt", tmp_path, 3, machines)
+    assert [found for found, _ in results] == [[pt_digest(state), True, 7]] * 3
+    share = (tmp_path / "model.pt").stat().st_size / 3
+    for _, nbytes in results:  # the directory and the pickle, which all read, are in the last MiB
+        assert share - 1.1 * MIB < nbytes < share + 2.5 * MIB
+
+
+def test_parts_of_pt_files_are_read_together(tmp_path: Path) -> None:
+    state = make_pt(tmp_path / "model.pt")
+    assert run("part of pt", tmp_path, 2) == [digest(state["model"].items())] * 2
+
+
+def test_a_pt_file_with_other_objects_is_loaded_by_all_ranks(tmp_path: Path) -> None:
+    """Its pickle does more than build tensors."""
+    parameter = torch.nn.Parameter(torch.arange(300_000.0))
+    values = {"a": parameter, "b": torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (3,), check_invariants=True)}
+    torch.save(values, tmp_path / "model.pt")
+    assert run("pt of objects", tmp_path, 2) == [[digest([("a", parameter.detach())]), [1.0, 0.0, 2.0]]] * 2
+
+
+def test_damage_of_a_pt_file_is_an_error_of_all_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    make_pt(path)
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        file.write(b"!?!?")
+    results = run("pt", tmp_path, 3)
+    assert [each["error"] for each in results] == ["Corrupt"] * 3
+    assert all("model.pt: the bytes of tensor" in each["text"] for each in results)
+
+
+def test_ranks_with_other_pt_files_raise(tmp_path: Path) -> None:
+    for number in range(2):
+        (tmp_path / f"version-{number}").mkdir()
+        tl.save({"a": torch.full((3 * MIB,), float(number))}, tmp_path / f"version-{number}" / "model.pt")
+    for rank, result in enumerate(run("other pt", tmp_path, 2)):
+        assert result["error"] == "RankError"
+        assert f"rank {1 - rank} reads other files or tensors than rank {rank}" in result["text"]
+
+
+def test_a_pt_file_without_checksums_must_be_the_same_on_all_ranks(tmp_path: Path) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        for number in range(2):
+            (tmp_path / f"version-{number}").mkdir()
+            torch.save({"a": torch.full((MIB,), float(number))}, tmp_path / f"version-{number}" / "model.pt")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    for rank, result in enumerate(run("other pt", tmp_path, 2)):
+        assert result["error"] == "RankError"
+        assert f"rank {1 - rank} may read other data than rank {rank}" in result["text"]
+
+
+def test_a_pt_file_that_one_rank_cannot_load_is_an_error_of_all(tmp_path: Path) -> None:
+    make_pt(tmp_path / "model.pt")
+    first, second = run("pt missing on one", tmp_path, 2)
+    assert (first["error"], second["error"]) == ("RankError", "FileNotFoundError")
+    assert "rank 1 failed: " in first["text"]
+
+
+def test_a_rank_without_memory_is_an_error_of_all(tmp_path: Path) -> None:
+    """It fails when it copies a piece, and the next read of the group is in step again."""
+    state = make_pt(tmp_path / "model.pt")
+    for rank, (text, after) in enumerate(run("pt fails in use", tmp_path, 2)):
+        assert ("no memory" if rank else "rank 1 failed, which reads files with rank 0: no memory") in text
+        assert after == pt_digest(state)
+
+
+def test_the_group_is_checked(tmp_path: Path) -> None:
     tl.save({"a": torch.ones(2)}, tmp_path / "a.pt")
-    with pytest.raises(tl.Unsupported, match=r"group: .*a\.pt is a \.pt file"):
-        tl.load(tmp_path / "a.pt", group=object())  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match="group: must be a torch.distributed.ProcessGroup"):
-        tl.iter_tensors(make_file(tmp_path), group=object())  # type: ignore[arg-type]
+    for path in (tmp_path / "a.pt", make_file(tmp_path)):
+        with pytest.raises(TypeError, match=r"group: must be a torch.distributed.ProcessGroup"):
+            tl.load(path, group=object())  # type: ignore[call-overload]
+    with pytest.raises(tl.Unsupported, match=r"iter_tensors reads \.safetensors files"):
+        tl.iter_tensors(tmp_path / "a.pt")
 
 
 def make_file(folder: Path) -> Path:

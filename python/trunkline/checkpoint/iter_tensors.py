@@ -3,16 +3,15 @@
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from trunkline import _core
 from trunkline._arguments import check_engine
-from trunkline._boot_id import boot_id
 from trunkline._core import Engine, parse_size
 from trunkline._errors import Unsupported
 from trunkline._formats.safetensors import Header, header_of
 from trunkline._formats.safetensors.folder import open_folder
-from trunkline._formats.safetensors.loader import Version, selected_headers, version_of
+from trunkline._formats.safetensors.loader import selected_headers, version_of
 from trunkline._formats.safetensors.read_ahead import OpenFiles, ReadOptions, tensors_in_order
 from trunkline._formats.selection import Selection
 from trunkline._paths import path_name
@@ -20,7 +19,6 @@ from trunkline._tensor_io.memory import Device, device_argument
 from trunkline._torch_or_numpy import require_torch
 from trunkline._types import Path
 from trunkline.checkpoint.load import Verify, awaited_path, kind_of_file
-from trunkline.checkpoint.ranks.store import rank_error
 from trunkline.checkpoint.save_order import await_saves_of
 
 if TYPE_CHECKING:
@@ -94,7 +92,8 @@ def read_together(
     memory_bytes: int = _MEMORY_BYTES,
 ) -> Iterator[tuple[str, "torch.Tensor"]]:
     """Open the files on all ranks, and return the iterator. If one fails, all raise an error."""
-    from trunkline.checkpoint.group_reading import ReadingRanks, tensors_of_group
+    from trunkline.checkpoint.group_reading import tensors_of_group
+    from trunkline.checkpoint.reading_ranks import ReadingRanks
 
     ranks = ReadingRanks(group)
     opened, error = None, None
@@ -104,21 +103,8 @@ def read_together(
         error = failed
     try:
         what = None if opened is None else (opened.digest(), memory_bytes, options.verify)
-        files = None if opened is None else (boot_id(), opened.unchecked_versions())
-        everyone = ranks.gather((what, files, None if error is None else str(error)))
-        if error is not None:
-            raise error
-        assert files is not None
-        for rank, (theirs, their_files, why) in enumerate(everyone):
-            if why is not None:
-                raise rank_error(rank, f"rank {rank} failed: {why}")
-            if theirs != what:
-                raise rank_error(
-                    rank,
-                    f"rank {rank} reads other files or tensors than rank {ranks.rank}, or with another "
-                    "memory_bytes or verify; all ranks of the group must pass the same",
-                )
-            _check_same_files(ranks.rank, files, rank, their_files, names[0])
+        versions = [] if opened is None else opened.unchecked_versions()
+        ranks.agree(what, versions, error, names[0])
         assert opened is not None
     except BaseException:
         ranks.close()
@@ -126,31 +112,6 @@ def read_together(
             opened.until_read.close()
         raise
     return tensors_of_group(ranks, opened, memory_bytes, options)
-
-
-_Files: TypeAlias = tuple[str, list[Version | None]]
-
-
-def _check_same_files(own_rank: int, own: _Files, rank: int, theirs: _Files, name: str) -> None:
-    """Raise RankError unless the files of two ranks are the same, or copies that have the same times.
-
-    The headers are equal, but those of two versions of a model usually are.
-    """
-    is_one_machine = own[0] == theirs[0]
-    for ours, other in zip(own[1], theirs[1], strict=True):
-        if ours is None or other is None:
-            continue  # they cannot be read by name any more
-        is_same = ours[:2] == other[:2]  # size and time
-        if is_same and is_one_machine and ours[2] == other[2]:
-            is_same = ours[3] == other[3]  # of one filesystem: the inode
-        if not is_same:
-            raise rank_error(
-                rank,
-                f"rank {rank} may read other data than rank {own_rank}: {name} is a file with another "
-                "modification time there, and it has no checksums. All ranks must read the same files, or "
-                "copies with the same times (cp -p, rsync -t); with files of their own, ranks load alone, "
-                "without group=",
-            )
 
 
 def _open_all(

@@ -123,9 +123,10 @@ def load(
     device of its result counts. Without it all tensors go to `device`; that they were saved from a GPU does
     not matter. `weights_only`: can only be True (ValueError), since loading runs no code of the file.
 
-    `group`: all ranks of this process group load the same .safetensors files, and each reads only an equal
-    share of the bytes; the others get it through memory that ranks of one machine share, and over the group
-    from other machines. If one rank fails, the others raise RankError.
+    `group`: all ranks of this process group load the same files, and each reads only an equal share of the
+    bytes; the others get it through memory that ranks of one machine share, and over the group from other
+    machines. If one rank fails, the others raise RankError. Every rank reads the pickle of a .pt file, and
+    all of a file whose pickle does more than build tensors.
 
     Raises Corrupt, which names file, tensor and chunk, if bytes contradict their checksum or the file is
     truncated; Format for a file in none of these formats; Unsupported for types that weights_only forbids,
@@ -187,21 +188,15 @@ def _devices_of(
 
 
 def _load(name: str, options: _Options) -> Any:
-    from trunkline._torch_or_numpy import require_torch
     from trunkline.checkpoint.save_order import await_saves_of
 
     await_saves_of(awaited_path(name))
     kind = kind_of_file(name, options.engine)
-    locate, engine, verify, mmap, selection, framework, group = options
+    locate, engine, verify, mmap, selection, _framework, group = options
     if group is not None:
         return _load_together(name, kind, options)
     if kind == "pt":
-        require_torch(f"{name}: loading a .pt file", "convert it to .safetensors where torch is", name)
-        if framework in ("numpy", "np"):
-            raise ValueError(
-                f"framework: {name} is a .pt file, whose tensors are of torch; load it without framework, "
-                "and call tensor.numpy()"
-            )
+        _check_framework_of_pt(name, options)
         from trunkline._formats import pt
 
         return pt.load(name, locate=locate, engine=engine, verify=verify, mmap=mmap, selection=selection)
@@ -213,18 +208,36 @@ def _load(name: str, options: _Options) -> Any:
 
 
 def _load_together(name: str, kind: str, options: _Options) -> Any:
-    from trunkline._errors import Unsupported
     from trunkline._formats.safetensors.read_ahead import ReadOptions
     from trunkline.checkpoint.iter_tensors import read_together
 
-    if kind == "pt":
-        raise Unsupported(
-            None, f"group: {name} is a .pt file; only .safetensors files are read together", name
-        )
     if options.mmap:
         raise ValueError("mmap: a mapped file is read by each process that touches it; pass mmap or group")
+    if kind == "pt":
+        _check_framework_of_pt(name, options)
+        from trunkline.checkpoint.group_pt import load_pt
+
+        return load_pt(
+            options.group,
+            name,
+            locate=options.locate,
+            engine=options.engine,
+            verify=options.verify,
+            selection=options.selection,
+        )
     reading = ReadOptions(options.locate("cpu"), options.engine, options.verify)
     return dict(read_together(options.group, [name], options.selection, reading))
+
+
+def _check_framework_of_pt(name: str, options: _Options) -> None:
+    from trunkline._torch_or_numpy import require_torch
+
+    require_torch(f"{name}: loading a .pt file", "convert it to .safetensors where torch is", name)
+    if options.framework in ("numpy", "np"):
+        raise ValueError(
+            f"framework: {name} is a .pt file, whose tensors are of torch; load it without framework, "
+            "and call tensor.numpy()"
+        )
 
 
 def awaited_path(name: str) -> str:

@@ -33,6 +33,7 @@ from trunkline._tensor_io.map_location import DeviceOf, device_of
 from trunkline._tensor_io.memory import CPU, empty_bytes, is_fresh
 
 ReadLayouts = Callable[..., None]
+FillMemory = Callable[[Archive, "_core.File", "Memory"], None]
 
 
 class _Reader(io.RawIOBase):
@@ -160,6 +161,7 @@ def load(
     mmap: bool = False,
     selection: Selection | None = None,
     read_layouts: ReadLayouts = transfer.read_layouts,
+    fill_memory: FillMemory | None = None,
 ) -> Any:
     """Load what torch.save wrote to `path` (torch >= 1.6), every tensor into the memory of `device`.
 
@@ -170,7 +172,8 @@ def load(
     torch.serialization.add_safe_globals. `verify`: "auto" verifies each CRC-32 that the file records, True
     requires one for every record, False verifies none. With `mmap` the tensors are a private mapping of the
     file, as with torch.load(mmap=True); only verify=True then reads and verifies them. `read_layouts`
-    replaces transfer.read_layouts, with the same arguments.
+    replaces transfer.read_layouts, with the same arguments; `fill_memory` replaces fill(), is called once
+    without `mmap`, and has to verify what it reads.
 
     Raises Format for any other file (including older files and TorchScript archives), Corrupt, naming file
     and tensor, for bytes that contradict their CRC-32, Unsupported for objects that weights_only does not
@@ -179,8 +182,13 @@ def load(
     if verify not in ("auto", True, False):
         raise ValueError(f'verify: must be "auto", True or False, not {verify!r}')
     locator = _Locator(locate or device_of(device))
+
+    def fill_alone(archive: Archive, file: "_core.File", memory: "Memory") -> None:
+        fill(archive, file, memory, file.size, engine, read_layouts)
+
     try:
-        return _load(os.fsdecode(path), locator, engine, verify, mmap, selection, read_layouts)
+        fill_it = fill_memory or fill_alone
+        return _load(os.fsdecode(path), locator, engine, verify, mmap, selection, fill_it)
     except Exception:
         if locator.error is not None:  # rather than what became of it
             raise locator.error from None
@@ -210,7 +218,7 @@ def _load(
     verify: Verify,
     mmap: bool,
     selection: Selection | None,
-    read_layouts: ReadLayouts,
+    fill_memory: FillMemory,
 ) -> Any:
     with _core.open(path, engine=engine, direct="unless_cached") as file:
         source = Source(file, path)
@@ -224,14 +232,14 @@ def _load(
                 built, result = _build(archive, memory, selection)
             if built:
                 # While the file is open: another one may have its name by now.
-                fill(archive, file, memory, source.size, engine, read_layouts)
+                fill_memory(archive, file, memory)
                 return result
         result, memory = _load_by_torch(archive, source, locate)
         with _core.GcPause():
             result = _selected_of(result, selection, path)
             if selection is not None:
                 _drop_unused(memory, result)
-        fill(archive, file, memory, source.size, engine, read_layouts)
+        fill_memory(archive, file, memory)
     return result
 
 

@@ -87,6 +87,8 @@ class GroupRanks(Ranks):
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]
         from torch.distributed.distributed_c10d import _get_default_store
 
+        from trunkline.checkpoint.ranks.presence import await_ranks
+
         if group is dist.GroupMember.NON_GROUP_MEMBER:
             raise ValueError("process_group: this process is not one of its ranks")
         if group is not None and not isinstance(group, dist.ProcessGroup):
@@ -103,15 +105,12 @@ class GroupRanks(Ranks):
         mine = (secrets.token_hex(8), socket.gethostname(), os.environ.get("GROUP_RANK", ""))
         every: list[Any] = [None] * self.size
         try:
+            await_ranks(dist.group.WORLD if group is None else group, f"Checkpointer({subject})")
             dist.all_gather_object(every, mine, group=group)
+        except RankError as error:
+            raise rank_error(error.rank, self._cannot_open(subject, str(error))) from error
         except RuntimeError as error:  # of any backend, after the timeout of the group
-            raise Error(
-                None,
-                f"cannot open {subject} on rank {self.rank}: the ranks of the process group could not reach "
-                "each other; not all opened a Checkpointer (is it inside `if rank == 0:`?), or one died. "
-                "Open it on all ranks, or pass process_group=False if one rank saves alone. The process "
-                f"group's error: {error}",
-            ) from error
+            raise Error(None, self._cannot_open(subject, f"The process group's error: {error}")) from error
         machines = list(dict.fromkeys(each[1:] for each in every))
         self.nodes = tuple(machines.index(each[1:]) for each in every)
         store = default = _get_default_store()
@@ -120,6 +119,13 @@ class GroupRanks(Ranks):
                 store = store.clone()  # a separate connection, which other waits do not block
         self._exchanges = Exchanges(
             PrefixStore(f"trunkline/{every[0][0]}", store), self.rank, self.size, timeout, default
+        )
+
+    def _cannot_open(self, subject: str, cause: str) -> str:
+        return (
+            f"cannot open {subject} on rank {self.rank}: the ranks of the process group could not reach each "
+            "other; not all opened a Checkpointer (is it inside `if rank == 0:`?), or one died. Open it on "
+            f"all ranks, or pass process_group=False if one rank saves alone. {cause}"
         )
 
     def exchange(self, call: str, collectives: int | None = None) -> "Exchange | None":
