@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support_log import logged
 
 import trunkline as tl
 from trunkline._core import CheckpointStore
@@ -236,3 +237,15 @@ def test_the_error_of_a_block_is_raised_once_the_save_is_over(tmp_path: Path) ->
         fail()
     assert handles[0].done()
     assert tl.Checkpointer(tmp_path / "run").steps() == [1]
+
+
+def test_removing_many_at_once_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoints = tl.Checkpointer(tmp_path / "run", keep=None)
+    save_all(checkpoints, dict.fromkeys(range(5, 108)))
+    checkpoints = tl.Checkpointer(tmp_path / "run", keep=2)
+    checkpoints.load()
+    with logged(caplog, "WARNING") as records:
+        save_all(checkpoints, dict.fromkeys((108, 109)))
+    [text] = [record for record in records if "keep=2 removes" in record]
+    assert "keep=2 removes 102 checkpoints, of steps 5 to 106" in text
+    assert checkpoints.steps() == [108, 109]

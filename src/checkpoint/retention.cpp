@@ -33,8 +33,7 @@ Error not_removed(const std::string& directory, std::span<const Commit> commits,
       .code = EEXIST,
       .message = fmt::format(
           "{}: keep={} does not count or remove {}, which this Checkpointer has not loaded or saved, or "
-          "which "
-          "came back from a folder aside-*. delete() removes checkpoints; to continue an earlier run, call "
+          "which came back from a folder aside-*. delete() removes checkpoints; to continue an earlier run, call "
           "load() before the first save, and use one Checkpointer for all saves",
           directory, keep, in_words(steps)),
       .path = directory};
@@ -56,6 +55,9 @@ std::vector<Candidate> find_candidates(const Retention& retention, const std::ve
                     [](const Candidate& each) { return std::pair(!each.is_later, each.commit.number); });
   return candidates;
 }
+
+// Each removal is made durable before the next, so that many take seconds.
+constexpr std::size_t kManyRemoved = 100;
 
 // Its value of a metric; nothing where it has none, or one that is not a number.
 Result<std::optional<double>> value_of(const Candidate& candidate, const std::string& directory,
@@ -141,6 +143,13 @@ Result<CollectionResult> remove_superseded(const Retention& retention, const Con
   if (!std::ranges::all_of(strangers, [&](const Commit& each) { return memory.reported.contains(each); })) {
     problems.push_back(not_removed(retention.directory, strangers, most));
     memory.reported.insert(strangers.begin(), strangers.end());
+  }
+  if (doomed.size() >= kManyRemoved) {
+    const auto [first, last] =
+        std::ranges::minmax(doomed, {}, [](const StepEntry* entry) { return entry->step; });
+    log::warn(log::Component::checkpoint,
+              "{}: keep={} removes {} checkpoints, of steps {} to {}; the save takes longer meanwhile",
+              retention.directory, most, doomed.size(), first->step, last->step);
   }
   // In the reverse order, so that a crash leaves no gap: later steps, then the oldest.
   for (const StepEntry* entry : std::views::reverse(doomed)) {
