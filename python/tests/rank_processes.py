@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Iterable
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,15 @@ class Rank:
         made = tl.Checkpointer(directory, process_group=group, engine=self.engine, **options)
         self.checkpointers[name] = made
         return made.steps()
+
+    def open_until_interrupted(self, directory: str, seconds: float) -> bool:
+        """Open while other ranks do not, and press Ctrl-C after a while; whether that ended it."""
+        threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            tl.Checkpointer(directory, engine=self.engine)
+        except KeyboardInterrupt:
+            return True
+        return False
 
     def set_timeout(self, timeout: float) -> None:
         for made in self.checkpointers.values():
@@ -516,14 +526,30 @@ class Failed(Exception):
         self.is_ours, self.kind, self.message = is_ours, kind, message
 
 
+def start_fork_server() -> None:
+    """Start the process that ranks are forked from, if it does not run, so that it finds our modules.
+
+    PYTHONPATH says where; it is put back, since other tests start Python with an environment of its own.
+    """
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
 class RankProcesses:
     """Some ranks; a context that kills what is left of them."""
 
     def __init__(self, size: int, host: str = "agent") -> None:
         """`host`: who has the group's store, "agent" (this process) or "rank 0"."""
-        os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["rank_processes"])
+        start_fork_server()
         self.size = size
         self._store: Any = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         port = self._store.port

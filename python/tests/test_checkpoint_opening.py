@@ -128,3 +128,9 @@ def test_all_ranks_hear_that_a_directory_is_foreign(crew: RankProcesses, tmp_pat
     assert len(failed) == 2
     assert all("holds notes" in error.message and error.is_ours for error in failed.values())
     assert everything(tmp_path) == ["notes"]
+
+
+def test_ctrl_c_ends_opening_while_other_ranks_do_not_come(crew: RankProcesses, tmp_path: Path) -> None:
+    crew.tell(0, "open_until_interrupted", str(tmp_path / "run"), 0.5)
+    assert crew.reply(0, 10) is True
+    assert crew.all("open", str(tmp_path / "run")) == [[], []]
