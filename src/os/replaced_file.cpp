@@ -1,6 +1,7 @@
 #include "os/replaced_file.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <linux/magic.h>
 #include <sys/vfs.h>
 #include <sys/xattr.h>
@@ -20,6 +21,21 @@
 namespace trunkline::os {
 namespace {
 
+bool is_in_proc(const std::filesystem::path& directory) {
+  struct statfs status{};
+  return ::statfs(directory.c_str(), &status) == 0 && status.f_type == PROC_SUPER_MAGIC;
+}
+
+// Whether a link of /proc, such as /dev/fd/3, leads to a file that its text does not name: one that has no
+// name, or not any more.
+bool leads_to_nameless_file(const std::filesystem::path& link, const std::filesystem::path& text) {
+  if (!is_in_proc(link.parent_path())) return false;
+  struct stat opened{};
+  struct stat named{};
+  if (::stat(link.c_str(), &opened) != 0 || !S_ISREG(opened.st_mode)) return false;
+  return ::stat((link.parent_path() / text).c_str(), &named) != 0 || !is_same_file(opened, named);
+}
+
 // Resolves symbolic links one by one, since the last one may lead to a file that does not exist yet.
 Result<std::string> resolve_links(const std::string& path, const std::string& action) {
   constexpr int kMaxLinks = 40;  // like the kernel (path_resolution(7))
@@ -29,6 +45,14 @@ Result<std::string> resolve_links(const std::string& path, const std::string& ac
     if (links == kMaxLinks) return std::unexpected(system_error(ELOOP, action, path));
     const auto next = std::filesystem::read_symlink(target, code);
     if (code) return std::unexpected(system_error(code.value(), action, path));
+    if (leads_to_nameless_file(target, next)) {
+      return std::unexpected(make_error(
+          ErrorKind::invalid_argument,
+          fmt::format("cannot {}: it is an open file that has no name, or not any more; pass the open file "
+                      "itself, or a path",
+                      action),
+          path));
+    }
     target = target.parent_path() / next;
   }
   return target.string();

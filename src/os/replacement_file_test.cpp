@@ -110,6 +110,27 @@ TEST_F(ReplacementFileTest, KeepsModeAndAttributesAndFollowsLinks) {
   }
 }
 
+TEST_F(ReplacementFileTest, RejectsLinksOfProcToFilesWithoutAName) {
+  write(path_, "old");
+  const int fd = ::open(path_.c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_GE(fd, 0);
+  const std::string link = "/proc/self/fd/" + std::to_string(fd);
+  auto named = ReplacementFile::create(link);
+  ASSERT_TRUE(named && named->write("new") && named->finish());
+  EXPECT_EQ(read(path_), "new");
+  // The open file has lost its name by that.
+  for (const bool has_other_name : {true, false}) {
+    if (!has_other_name) fs::remove(path_);
+    const auto failed = ReplacementFile::create(link);
+    ASSERT_FALSE(failed);
+    EXPECT_EQ(failed.error().kind, ErrorKind::invalid_argument);
+    EXPECT_NE(failed.error().message.find("pass the open file itself"), std::string::npos)
+        << failed.error().message;
+  }
+  EXPECT_EQ(files_in(directory_.path()), 0U);
+  ::close(fd);
+}
+
 TEST_F(ReplacementFileTest, IsNeverReadableByMoreThanTheOldFile) {
   write(path_, "secret");
   ASSERT_EQ(::chmod(path_.c_str(), 0600), 0);
