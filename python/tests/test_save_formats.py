@@ -4,6 +4,8 @@ import argparse
 import collections
 import errno
 import io
+import os
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -190,6 +192,55 @@ def test_a_file_that_would_block_raises(kind: Any) -> None:
     ) as caught:
         tl.save(STATE, ShortWriter(100), format=kind)
     assert caught.value.errno == errno.EAGAIN
+
+
+class OtherWriter:
+    """Writes all bytes, as an object that compresses them may, and returns something else."""
+
+    def __init__(self, returns: Any) -> None:
+        self.data = bytearray()
+        self.returns = returns
+
+    def write(self, data: Any, /) -> Any:
+        self.data += data
+        return self.returns
+
+
+@pytest.mark.parametrize("returns", [True, 0, 10, 1 << 40, "all"])
+@pytest.mark.parametrize("kind", ["pt", "safetensors"])
+def test_a_write_that_does_not_say_that_it_has_written_all_raises(kind: Any, returns: Any) -> None:
+    file = OtherWriter(returns)
+    with pytest.raises(TypeError, match=f"write\\(\\) of OtherWriter returned {returns!r} for"):
+        tl.save(STATE, file, format=kind)
+    assert len(file.data) < 10_000  # nothing was written again
+
+
+@pytest.mark.parametrize("kind", ["pt", "safetensors"])
+def test_a_write_that_returns_nothing_has_written_all(kind: Any) -> None:
+    file, whole = OtherWriter(None), io.BytesIO()
+    tl.save(STATE, file, format=kind)
+    tl.save(STATE, whole, format=kind)
+    assert bytes(file.data) == whole.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["pt", "safetensors"])
+def test_an_unbuffered_temporary_file_gets_all_bytes(kind: Any) -> None:
+    whole = io.BytesIO()
+    tl.save(STATE, whole, format=kind)
+    with tempfile.NamedTemporaryFile(buffering=0) as file:
+        tl.save(STATE, file, format=kind)
+        assert Path(file.name).read_bytes() == whole.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["pt", "safetensors"])
+def test_a_path_of_an_open_file_without_a_name_is_rejected(kind: Any) -> None:
+    with tempfile.TemporaryFile() as file:
+        path = f"/proc/self/fd/{file.fileno()}"
+        with pytest.raises(ValueError, match=r"fd/.*has no name, or not any more; pass the open file"):
+            tl.save(STATE, path, format=kind)
+        assert os.fstat(file.fileno()).st_size == 0
+        tl.save(STATE, file, format=kind)
+        assert os.fstat(file.fileno()).st_size > 0
 
 
 @pytest.mark.parametrize("buffering", [-1, 0])

@@ -29,22 +29,34 @@ def check_binary(file: BinaryFile) -> None:
 
 
 def write_all(file: BinaryFile, data: "bytes | bytearray | memoryview") -> None:
-    """Write all bytes: unbuffered files may write fewer at once.
+    """Write all bytes: unbuffered files (io.RawIOBase) may write fewer at once.
 
-    Raises BlockingIOError if the file accepts none, as one does that is not to block.
+    Raises BlockingIOError if the file accepts none, as one does that is not to block, and TypeError if
+    write() returns neither None nor how many bytes it got: whether it has written them is not known then.
     """
     view = memoryview(data).cast("B")
+    is_raw = isinstance(getattr(file, "file", file), io.RawIOBase)  # also in a wrapper of tempfile
     while len(view):
         written = file.write(view)
-        if written is None and not isinstance(file, io.RawIOBase):
-            return  # not of Python's own kind: all is written
-        if written is None or written == 0:
+        if not is_raw:
+            _check_written(file, written, len(view))
+            return
+        if not written:  # None or 0
             raise BlockingIOError(
                 errno.EAGAIN, "the file accepts no more bytes now, as one does that is opened not to block"
             )
-        if not isinstance(written, int) or written >= len(view):
-            return
         view = view[written:]
+
+
+def _check_written(file: BinaryFile, written: Any, nbytes: int) -> None:
+    """Raise TypeError unless write() has returned that it has written all bytes."""
+    if written is None or (type(written) is int and written == nbytes):
+        return
+    raise TypeError(
+        f"path: write() of {type(file).__name__} returned {written!r} for {nbytes} bytes, and must return "
+        f"{nbytes} or None once it has written them all; what is written is not complete. Pass an object "
+        "whose write() does so, or save to a path"
+    )
 
 
 class WholeWriter:
