@@ -354,6 +354,10 @@ nb::list tiers(const StoreObject& self) {
   return list;
 }
 
+bool has_copied_tiers(const StoreObject& self) {
+  return unwrap(call_interruptibly([store = self.store] { return store->has_copied_tiers(); }));
+}
+
 void record_tiers(const StoreObject& self, const nb::list& values) {
   std::vector<checkpoint::RecordedTier> tiers;
   for (const nb::handle value : values) {
@@ -545,6 +549,8 @@ void define_changes(StoreClass& store) {
           "Raises Error with EBUSY while a save is under way, here or elsewhere; with EAGAIN when the number "
           "of\n"
           "volumes has changed: call it again; FileExistsError as check_continues().")
+      .def("has_copied_tiers", &has_copied_tiers, nb::sig("def has_copied_tiers(self) -> bool"),
+           "Whether the record of tiers() was written for another directory, which this one is a copy of.")
       .def("record_tiers", &record_tiers, "tiers"_a,
            nb::sig("def record_tiers(self, tiers: list[tuple[str, str]]) -> None"),
            "Puts the tiers on record, durably, once a save has made the directory.")

@@ -544,6 +544,45 @@ checkpoints._tiers._places[0].drain.wait()
     assert f"trunkline: copying step 2 to {tier} failed" in ended.stderr
 
 
+def test_the_exit_reports_the_failure_of_a_checkpointer_that_is_gone(run: Path, tier: Path) -> None:
+    script = """
+import gc, pathlib, sys
+import trunkline as tl
+def train():
+    checkpoints = tl.Checkpointer(sys.argv[1], tiers=[tl.Tier(sys.argv[2])])
+    checkpoints.save(1, {}, block=True)
+    checkpoints.wait_drained()
+    (pathlib.Path(sys.argv[2]) / "step-00000002").write_text("in the way")
+    checkpoints.save(2, {}, block=True)
+    checkpoints._tiers._places[0].drain.wait()
+train()
+gc.collect()
+if sys.argv[3] == "repaired":
+    (pathlib.Path(sys.argv[2]) / "step-00000002").unlink()
+    tl.Checkpointer(sys.argv[1], tiers=[tl.Tier(sys.argv[2])]).wait_drained()
+"""
+    ended = exit_of(script, run, tier, Path("failed"))
+    assert ended.returncode == 1
+    assert f"trunkline: copying step 2 to {tier} failed" in ended.stderr
+    assert f"trunkline: not copied to {tier} yet: step 2" in ended.stderr
+    shutil.rmtree(run)
+    shutil.rmtree(tier)
+    ended = exit_of(script, run, tier, Path("repaired"))
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_waiting_for_copies_in_an_early_exit_handler_raises(run: Path, tier: Path) -> None:
+    script = """
+import atexit, sys
+atexit.register(lambda: checkpoints.wait_drained())
+import trunkline as tl, torch
+checkpoints = tl.Checkpointer(sys.argv[1], tiers=[tl.Tier(sys.argv[2], bytes_per_second="1MB")])
+checkpoints.save(1, {"weights": torch.zeros(10_000_000)}, block=True)
+"""
+    ended = exit_of(script, run, tier)
+    assert f"cannot copy step 1 to {tier}: the interpreter is exiting" in ended.stderr
+
+
 def test_a_forked_child_copies_nothing_and_reports_nothing(
     run: Path, tier: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

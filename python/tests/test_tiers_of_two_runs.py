@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support_log import logged
 from support_tiers import nothing_copied_to, save_all, steps_in
 
 import trunkline as tl
@@ -115,6 +116,151 @@ def test_of_two_copies_of_a_run_one_gets_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         checkpoints.wait_drained()
     assert steps_in(tier) == [0, 1]
+
+
+def test_waiting_for_copies_needs_load_if_another_run_has_gone_on(tmp_path: Path) -> None:
+    """The directory has steps that were never copied; nothing in the tier is removed."""
+    runs, tier = [tmp_path / "run0", tmp_path / "run1"], tmp_path / "tier"
+    first = tl.Checkpointer(runs[0], tiers=[tl.Tier(tier)])
+    save_all(first, 1, 2)
+    first.wait_drained()
+    away = tl.Checkpointer(runs[0])
+    away.load()
+    save_all(away, 3, 4, 5, 6)
+    other = tl.Checkpointer(runs[1], tiers=[tl.Tier(tier)])
+    assert other.load()["step"] == 2
+    save_all(other, 3, 4)
+    other.wait_drained()
+    assert steps_in(tier) == [2, 3, 4]
+    back = tl.Checkpointer(runs[0], tiers=[tl.Tier(tier, keep=2)])
+    with pytest.raises(FileExistsError, match=r"another run has gone on from them; .* call load\(\) first"):
+        back.wait_drained()
+    assert steps_in(tier) == [2, 3, 4]
+
+
+def test_a_run_that_is_further_than_one_that_went_on_is_warned(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs, tier = [tmp_path / "run0", tmp_path / "run1"], tmp_path / "tier"
+    first = tl.Checkpointer(runs[0], tiers=[tl.Tier(tier)])
+    save_all(first, 1)
+    first.wait_drained()
+    other = tl.Checkpointer(runs[1], tiers=[tl.Tier(tier)])
+    other.load()
+    save_all(other, 2)
+    other.wait_drained()
+    away = tl.Checkpointer(runs[0])
+    away.load()
+    save_all(away, 5, 6, 7)
+    with logged(caplog, "WARNING") as records:
+        assert tl.Checkpointer(runs[0], tiers=[tl.Tier(tier)]).load()["step"] == 7
+    assert any("another run has gone on from the copies" in each and "to step 2" in each for each in records)
+
+
+def diverged(tmp_path: Path) -> tuple[Path, Path]:
+    """A copy of a run that was saved to without the tier, while the run went on there, and the tier."""
+    run, copied, tier = tmp_path / "run", tmp_path / "copied", tmp_path / "tier"
+    checkpoints = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
+    save_all(checkpoints, 1)
+    checkpoints.wait_drained()
+    shutil.copytree(run, copied)
+    save_all(checkpoints, 2)
+    checkpoints.wait_drained()
+    alone = tl.Checkpointer(copied)
+    alone.load()
+    save_all(alone, 3)
+    return copied, tier
+
+
+def test_a_copy_of_a_run_that_was_saved_to_is_another_run(tmp_path: Path) -> None:
+    copied, tier = diverged(tmp_path)
+    other = tl.Checkpointer(copied, tiers=[tl.Tier(tier)])
+    assert other.steps() == [1, 3]
+    with pytest.raises(FileExistsError, match="which were not copied from"):
+        save_all(other, 4)
+    with pytest.raises(FileExistsError, match="which were not copied from"):
+        other.wait_drained()
+    with pytest.raises(FileExistsError, match="which were not copied from"):
+        other.load()
+    assert steps_in(tier) == [1, 2]
+
+
+def test_a_restored_run_has_to_load_before_it_goes_on(tmp_path: Path) -> None:
+    """It was copied at an earlier step, and the original is lost: the tier has the latest one."""
+    run, backup, tier = tmp_path / "run", tmp_path / "backup", tmp_path / "tier"
+    checkpoints = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
+    save_all(checkpoints, 1)
+    checkpoints.wait_drained()
+    shutil.copytree(run, backup)
+    save_all(checkpoints, 2)
+    checkpoints.wait_drained()
+    del checkpoints
+    shutil.rmtree(run)
+    shutil.copytree(backup, run)
+    restored = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
+    with pytest.raises(FileExistsError, match=r"call load\(\) before saving"):
+        save_all(restored, 2)
+    with pytest.raises(FileExistsError, match=r"call load\(\) first, to go on from them"):
+        restored.wait_drained()
+    assert restored.load()["step"] == 2
+    save_all(restored, 3)
+    restored.wait_drained()
+    again = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
+    again.load()
+    save_all(again, 4)
+    again.wait_drained()
+    assert steps_in(tier) == [2, 3, 4]
+
+
+def test_a_damaged_origin_is_named_and_loading_goes_on(tmp_path: Path) -> None:
+    run, tier = tmp_path / "run", tmp_path / "tier"
+    checkpoints = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
+    save_all(checkpoints, 1)
+    checkpoints.wait_drained()
+    (tier / "trunkline-origin.json").write_text("{")
+    again = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
+    with pytest.raises(FileExistsError, match=r"trunkline-origin.json, which says .* is damaged; .*load\(\)"):
+        save_all(again, 2)
+    again.load()
+    save_all(again, 2)
+    again.wait_drained()
+    assert steps_in(tier) == [1, 2]
+
+
+def modes_below(folder: Path) -> set[int]:
+    """Of the shards and manifests."""
+    return {
+        path.stat().st_mode & 0o777
+        for path in folder.glob("step-*/*")
+        if path.name.startswith(("shard-", "manifest-"))
+    }
+
+
+def test_a_new_tier_is_as_private_as_the_run(tmp_path: Path) -> None:
+    run, tier = tmp_path / "run", tmp_path / "tier"
+    run.mkdir(0o700)
+    checkpoints = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
+    save_all(checkpoints, 1)
+    checkpoints.wait_drained()
+    assert tier.stat().st_mode & 0o777 == 0o700
+
+
+def test_shards_and_manifests_of_copies_are_as_private_as_the_originals(tmp_path: Path) -> None:
+    run, tier = tmp_path / "run", tmp_path / "tier"
+    with nothing_copied_to(tier):
+        checkpoints = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
+        save_all(checkpoints, 1)
+        for path in run.glob("step-*/*"):
+            path.chmod(0o600)
+    checkpoints.wait_drained()
+    assert modes_below(tier) == {0o600}
+    save_all(checkpoints, 2)
+    checkpoints.wait_drained()
+    for path in tier.glob("step-00000002/*"):
+        path.chmod(0o600)
+    save_all(checkpoints, 2)  # shared by the run, private in the tier
+    checkpoints.wait_drained()
+    assert modes_below(tier) == {0o600}
 
 
 def empty(tier: Path) -> None:

@@ -9,6 +9,7 @@
 
 #include "checkpoint/names.h"
 #include "os/read_text.h"
+#include "os/same_file.h"
 
 namespace trunkline::checkpoint {
 namespace {
@@ -93,21 +94,25 @@ Status write_store_descriptor(const std::string& directory, const StoreDescripto
   return before ? ops.replace_file_durably(path, *text) : ops.create_file_durably(path, *text);
 }
 
-Result<std::vector<RecordedTier>> read_tiers(const std::string& directory,
-                                             const std::optional<StoreDescriptor>& descriptor) {
+Result<OwnTiers> read_tiers(const std::string& directory,
+                            const std::optional<StoreDescriptor>& descriptor) {
   const std::string path = tiers_path(directory);
   const auto text = os::read_text(path, kMaxDescriptorBytes);
-  if (!text && text.error().code == ENOENT) return std::vector<RecordedTier>{};
+  if (!text && text.error().code == ENOENT) return OwnTiers{};
   if (!text) return std::unexpected(text.error());
   auto record = parse_tier_record(*text, path);
   if (!record) return std::unexpected(record.error());
-  if (record->id != id_of(descriptor)) return std::vector<RecordedTier>{};
-  return std::move(record->tiers);
+  if (record->id != id_of(descriptor)) return OwnTiers{};
+  const auto inode = os::stable_inode(directory);
+  if (!inode) return std::unexpected(inode.error());
+  return OwnTiers{.tiers = std::move(record->tiers), .is_copied = record->inode != *inode};
 }
 
 Status write_tiers(const std::string& directory, const StoreDescriptor& descriptor,
                    const std::vector<RecordedTier>& tiers, const DirectoryOps& ops) {
-  const auto text = format_tier_record({.id = descriptor.id, .tiers = tiers});
+  const auto inode = os::stable_inode(directory);
+  if (!inode) return std::unexpected(inode.error());
+  const auto text = format_tier_record({.id = descriptor.id, .inode = *inode, .tiers = tiers});
   if (!text) return std::unexpected(text.error());
   return ops.replace_file_durably(tiers_path(directory), *text);
 }

@@ -29,10 +29,15 @@ std::vector<std::string> parents_of(const std::vector<std::string>& volumes);
 Status write_store_descriptor(const std::string& directory, const StoreDescriptor& descriptor,
                               const std::optional<StoreDescriptor>& before, const DirectoryOps& ops);
 
+struct OwnTiers {
+  std::vector<RecordedTier> tiers = {};
+  bool is_copied = false;  // the record was written for another directory, which this one is a copy of
+};
+
 // The tiers of a directory with this descriptor; none where there is no record, or only one that was written
 // for another descriptor.
-Result<std::vector<RecordedTier>> read_tiers(const std::string& directory,
-                                             const std::optional<StoreDescriptor>& descriptor);
+Result<OwnTiers> read_tiers(const std::string& directory,
+                            const std::optional<StoreDescriptor>& descriptor);
 Status write_tiers(const std::string& directory, const StoreDescriptor& descriptor,
                    const std::vector<RecordedTier>& tiers, const DirectoryOps& ops);
 

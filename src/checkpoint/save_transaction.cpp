@@ -142,7 +142,8 @@ Status SaveTransaction::write_manifest(const Commit& commit, const std::string& 
   // it.
   state_->known.saved.insert(commit);
   const std::string path = manifest_path(state_->directory, commit.step, commit.number);
-  auto written = state_->ops.create_file_durably(path, text, placement_.replaced_manifest);
+  const std::string& like = manifest_like_.empty() ? placement_.replaced_manifest : manifest_like_;
+  auto written = state_->ops.create_file_durably(path, text, like);
   if (written) return {};
   if (written.error().code == EEXIST) {  // another process has made it
     state_->known.saved.erase(commit);
@@ -256,6 +257,8 @@ Result<std::uint64_t> SaveTransaction::commit_copy(const Manifest& original) {
                       .bytes = original.shards[i].bytes,
                       .crc32c = original.shards[i].crc32c};
   }
+  // The shards have the access rights of the original, or fewer, and the manifest has values of the state, too.
+  if (!placement_.paths.empty()) manifest_like_ = placement_.paths.front();
   // Not above what this process remembers: the copies may have been removed, and are made again.
   return commit_as(std::move(copy), original.commit, original.commit);
 }

@@ -43,7 +43,17 @@ Store::~Store() = default;
 Result<std::vector<RecordedTier>> Store::tiers() const {
   const auto descriptor = read_store_descriptor(directory());
   if (!descriptor) return std::unexpected(descriptor.error());
-  return read_tiers(directory(), *descriptor);
+  auto found = read_tiers(directory(), *descriptor);
+  if (!found) return std::unexpected(found.error());
+  return std::move(found->tiers);
+}
+
+Result<bool> Store::has_copied_tiers() const {
+  const auto descriptor = read_store_descriptor(directory());
+  if (!descriptor) return std::unexpected(descriptor.error());
+  const auto found = read_tiers(directory(), *descriptor);
+  if (!found) return std::unexpected(found.error());
+  return found->is_copied;
 }
 
 Status Store::record_tiers(const std::vector<RecordedTier>& tiers) {

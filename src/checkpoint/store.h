@@ -75,6 +75,8 @@ class Store {
 
   // The directories that its checkpoints are copied to, as record_tiers() has recorded them.
   Result<std::vector<RecordedTier>> tiers() const;
+  // Whether the record came with a copy of the directory: it was written for another one.
+  Result<bool> has_copied_tiers() const;
   // Durably, once a save has made the directory.
   Status record_tiers(const std::vector<RecordedTier>& tiers);
 

@@ -16,7 +16,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::string_view kFormat = "trunkline tiers";
-constexpr unsigned kVersion = 1;
+constexpr unsigned kVersion = 2;
 constexpr std::size_t kIdDigits = 16;
 constexpr int kMaxDepth = 3;
 
@@ -51,7 +51,7 @@ std::optional<RecordedTier> tier_of(const Json& json) {
 }  // namespace
 
 Result<std::string> format_tier_record(const TierRecord& record) {
-  nlohmann::ordered_json json = {{"format", kFormat}, {"version", kVersion}, {"id", record.id}};
+  nlohmann::ordered_json json = {{"format", kFormat}, {"version", kVersion}, {"id", record.id}, {"inode", record.inode}};
   json["tiers"] = nlohmann::ordered_json::array();
   for (const RecordedTier& tier : record.tiers)
     json["tiers"].push_back({{"directory", tier.directory}, {"id", tier.id}});
@@ -72,8 +72,8 @@ Result<TierRecord> parse_tier_record(std::string_view text, const std::string& p
     return fail(ErrorKind::format, path, fmt::format("\"format\" is not \"{}\"", kFormat));
   // Before the other fields, which another version may have changed.
   const auto version = json->find("version");
-  if (version == json->end() || !version->is_number_unsigned() || *version == 0U)
-    return fail(ErrorKind::format, path, "\"version\" is not a positive integer");
+  if (version == json->end() || !version->is_number_unsigned() || *version < kVersion)
+    return fail(ErrorKind::format, path, fmt::format("\"version\" is not {}", kVersion));
   if (*version > kVersion) {
     return fail(
         ErrorKind::format, path,
@@ -83,10 +83,13 @@ Result<TierRecord> parse_tier_record(std::string_view text, const std::string& p
   auto id = text_of(*json, "id");
   if (!id || !is_id(*id))
     return fail(ErrorKind::format, path, "\"id\" is not 16 lower-case hexadecimal digits");
+  const auto inode = json->find("inode");
+  if (inode == json->end() || !inode->is_number_unsigned())
+    return fail(ErrorKind::format, path, "\"inode\" is not a whole number");
   const auto tiers = json->find("tiers");
   if (tiers == json->end() || !tiers->is_array())
     return fail(ErrorKind::format, path, "\"tiers\" is not an array");
-  TierRecord record{.id = *std::move(id), .tiers = {}};
+  TierRecord record{.id = *std::move(id), .inode = inode->get<std::uint64_t>(), .tiers = {}};
   for (const Json& each : *tiers) {
     auto tier = tier_of(each);
     if (!tier)

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,6 +20,7 @@ struct RecordedTier {
 
 struct TierRecord {
   std::string id;  // of the descriptor of the directory that has the record; empty: there is no record
+  std::uint64_t inode = 0;  // of that directory: in a copy of it, the record is of another one
   std::vector<RecordedTier> tiers;
   bool operator==(const TierRecord&) const = default;
 };
@@ -26,7 +28,7 @@ struct TierRecord {
 // Fails with invalid_argument where a path is not valid UTF-8.
 Result<std::string> format_tier_record(const TierRecord& record);
 
-// Takes what format_tier_record() writes, byte for byte. `format` for what is not a record of version 1,
+// Takes what format_tier_record() writes, byte for byte. `format` for what is not a record of version 2,
 // `corrupt` for one with bytes that have changed. `path` is for the message.
 Result<TierRecord> parse_tier_record(std::string_view text, const std::string& path);
 

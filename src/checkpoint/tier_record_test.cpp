@@ -7,6 +7,7 @@ namespace {
 
 const TierRecord kSample{
     .id = "0011223344556677",
+    .inode = 18446744073709551615U,
     .tiers = {{.directory = "/shared/run", .id = "8899aabbccddeeff"}, {.directory = "/far/run", .id = ""}}};
 
 std::string with(std::string_view from, std::string_view to) {
@@ -17,7 +18,7 @@ std::string with(std::string_view from, std::string_view to) {
 }
 
 TEST(TierRecord, IsReadBackAsWritten) {
-  for (const TierRecord& record : {kSample, TierRecord{.id = "0123456789abcdef", .tiers = {}}}) {
+  for (const TierRecord& record : {kSample, TierRecord{.id = "0123456789abcdef", .inode = 0, .tiers = {}}}) {
     const auto parsed = parse_tier_record(*format_tier_record(record), "t");
     ASSERT_TRUE(parsed) << parsed.error().message;
     EXPECT_EQ(*parsed, record);
@@ -45,8 +46,9 @@ TEST(TierRecord, ErrorsNameTheFileAndTheReason) {
   const Case cases[] = {
       {"", ErrorKind::format, "JSON"},
       {"{}", ErrorKind::format, "\"format\""},
-      {with("\"version\": 1", "\"version\": 2"), ErrorKind::format, "newer version"},
-      {with("\"version\": 1", "\"version\": 0"), ErrorKind::format, "positive integer"},
+      {with("\"version\": 2", "\"version\": 3"), ErrorKind::format, "newer version"},
+      {with("\"version\": 2", "\"version\": 1"), ErrorKind::format, "\"version\" is not 2"},
+      {with("18446744073709551615", "-1"), ErrorKind::format, "\"inode\""},
       {with("0011223344556677", "0011223344556677X"), ErrorKind::format, "\"id\""},
       {with("\"tiers\": [", "\"tiers\": [1,"), ErrorKind::format, "\"directory\""},
       {with("/shared/run", "shared/run"), ErrorKind::format, "\"directory\""},
@@ -64,7 +66,7 @@ TEST(TierRecord, ErrorsNameTheFileAndTheReason) {
 
 TEST(TierRecord, APathThatIsNotUtf8IsRejected) {
   const auto text =
-      format_tier_record({.id = "0011223344556677", .tiers = {{.directory = "/\xff", .id = ""}}});
+      format_tier_record({.id = "0011223344556677", .inode = 1, .tiers = {{.directory = "/\xff", .id = ""}}});
   ASSERT_FALSE(text);
   EXPECT_EQ(text.error().kind, ErrorKind::invalid_argument);
 }

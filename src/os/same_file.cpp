@@ -31,6 +31,12 @@ bool has_unstable_inodes(const std::string& path) {
   return ::statfs(path.c_str(), &filesystem) != 0 || has_unstable_inodes(filesystem);
 }
 
+Result<std::uint64_t> stable_inode(const std::string& path) {
+  struct stat status{};
+  if (::stat(path.c_str(), &status) != 0) return std::unexpected(system_error(errno, "examine " + path, path));
+  return has_unstable_inodes(path) ? 0 : status.st_ino;
+}
+
 bool is_same_file(const struct stat& one, const struct stat& other) {
   return one.st_dev == other.st_dev && one.st_ino == other.st_ino;
 }

@@ -3,6 +3,7 @@
 
 #include <sys/stat.h>
 
+#include <cstdint>
 #include <string>
 
 #include "trunkline/error.h"
@@ -22,5 +23,9 @@ Status check_leads_to(const std::string& path, int fd);
 // get another one after each mount, or after a rename. Also true where nothing is known about the filesystem.
 bool has_unstable_inodes(int fd);
 bool has_unstable_inodes(const std::string& path);
+
+// The inode number of the file or directory that `path` leads to, which a copy of it does not have; 0 where
+// has_unstable_inodes(). Fails with the error of stat(2).
+Result<std::uint64_t> stable_inode(const std::string& path);
 
 }  // namespace trunkline::os

@@ -12,9 +12,12 @@ them, and so does one that opens the tier.
 """
 
 import mmap
+import os
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from trunkline import _core
@@ -50,6 +53,14 @@ class _Shard(NamedTuple):
     checksums: Sequence[int]
 
 
+def _mode_of(path: str) -> int:
+    """Return who may use what is at the path; nobody but the owner if it is gone."""
+    try:
+        return stat.S_IMODE(os.stat(path).st_mode) & 0o777  # noqa: PTH116
+    except FileNotFoundError:
+        return 0o700
+
+
 class StepCopy:
     """One copy of one step, which run() makes once."""
 
@@ -58,17 +69,20 @@ class StepCopy:
         manifest: CheckpointManifest,
         tier: CheckpointStore,
         *,
+        run_directory: str,
         bytes_per_second: int | None,
         engine: Engine | None,
         stop: Flag,
         is_saving: Callable[[], bool],
     ) -> None:
-        """`manifest`: of the step. stop: once it is set, run() raises Cancelled soon.
+        """`manifest`: of the step; `run_directory`: that has it.
 
+        stop: once it is set, run() raises Cancelled soon.
         is_saving: whether a save is being written, which goes first.
         """
         self._manifest = manifest
         self._tier = tier
+        self._run_directory = run_directory
         self._engine = engine
         self._stop = stop
         self._is_saving = is_saving
@@ -78,6 +92,7 @@ class StepCopy:
         if bytes_per_second is not None:
             window = min(window, bytes_per_second // _WINDOWS_PER_SECOND)
         self._window = max(chunk, window // chunk * chunk)
+        self._replaced = ""  # a file of the copy that this one replaces
         self._done = 0
         self._total = 2 * sum(manifest.shard_bytes())
 
@@ -119,13 +134,19 @@ class StepCopy:
     def _begin(self) -> CheckpointSave:
         volumes = max(1, len(self._tier.volumes))
         shards = len(self._manifest.shard_bytes())
-        return self._tier.begin(
+        directory = Path(self._tier.directory)
+        is_new = not directory.exists()
+        save: CheckpointSave = self._tier.begin(
             self._manifest.step, [len(range(volume, shards, volumes)) for volume in range(volumes)]
         )
+        if is_new:  # it has no copies yet; nobody may list them who may not list the originals
+            directory.chmod(_mode_of(self._tier.directory) & _mode_of(self._run_directory))
+        return save
 
     def _shards(self, save: CheckpointSave) -> list[_Shard]:
         manifest = self._manifest
         copies = [each["path"] for each in save.placement["shards"]]
+        self._replaced = next((path for path in save.placement["replaced"] if os.path.exists(path)), "")  # noqa: PTH110
         return [
             _Shard(index, path, copies[index], nbytes, manifest.shard_checksums(index))
             for index, (path, nbytes) in enumerate(
@@ -134,10 +155,19 @@ class StepCopy:
         ]
 
     def _copy(self, shard: _Shard, memory: Sequence[memoryview]) -> None:
-        with (
-            self._open(shard) as source,
-            _core.open(shard.copy, "x", engine=self._engine) as copy,
-        ):
+        with self._open(shard) as source:
+            self._create(shard)
+            self._copy_from(source, shard, memory)
+
+    def _create(self, shard: _Shard) -> None:
+        """Create the copy: no more readable than the original, and the copy that it replaces."""
+        mode = _mode_of(shard.path)
+        if self._replaced:
+            mode &= _mode_of(self._replaced)
+        os.close(os.open(shard.copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))
+
+    def _copy_from(self, source: File, shard: _Shard, memory: Sequence[memoryview]) -> None:
+        with _core.open(shard.copy, "r+", engine=self._engine) as copy:
             if source.size != shard.nbytes:
                 raise DamagedOriginalError(self._wrong_size(shard, source.size))
             for begin, window in self._read(source, shard, memory):

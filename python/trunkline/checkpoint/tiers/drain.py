@@ -103,6 +103,7 @@ class Drain:
         if _exit_hook.has_passed() or self._stop.is_set():
             return
         self._requested = next(self._numbers)
+        _unfinished.add(self)
         if not self._has_thread.acquire(False):
             return  # its thread looks again before it ends
         try:
@@ -133,12 +134,24 @@ class Drain:
     def take_error(self) -> BaseException | None:
         """Return the error of a copy that has failed, once."""
         news, self._news = self._news, None
+        self._forget_if_finished()
         if news is None:
             return None
         commit, error = news
         if commit is not None:
             self._raised.add(commit)
         return error
+
+    def take_error_at_exit(self) -> BaseException | None:
+        """Return the error of a copy that has failed, unless another Checkpointer has made it since."""
+        commit = None if self._news is None else self._news[0]
+        if commit is not None and commit.step not in self.left():
+            return None
+        return self.take_error()
+
+    def _forget_if_finished(self) -> None:
+        if self._news is None and not self._queue and self._ended.is_set():
+            _unfinished.discard(self)
 
     def raise_again(self) -> None:
         """Let take_error() return failures of the same steps again."""
@@ -158,6 +171,7 @@ class Drain:
                 self._has_thread.release()
                 if self._requested == seen or not self._has_thread.acquire(False):
                     ended.set()
+                    self._forget_if_finished()
                     return
                 if self._stop.is_set():
                     self._has_thread.release()
@@ -204,8 +218,10 @@ class Drain:
 
     def left(self) -> list[int]:
         """Return the steps that are still to be copied, if request() has been called."""
-        if self._requested == 0:
-            return []
+        return [] if self._requested == 0 else self.to_copy()
+
+    def to_copy(self) -> list[int]:
+        """Return the steps that are still to be copied; none if that cannot be found out."""
         with suppress(OSError):
             return [each.step for each in self._plan()[1]]
         return []
@@ -269,6 +285,7 @@ class Drain:
         return StepCopy(
             manifest,
             self.store,
+            run_directory=source,
             bytes_per_second=self.tier.bytes_per_second,
             engine=self._engine,
             stop=self._stop,
@@ -307,6 +324,9 @@ def _named(error: BaseException, what: str) -> BaseException:
 
 
 _drains: "weakref.WeakSet[Drain]" = weakref.WeakSet()
+# Those that copy, have something left to copy, or an error that nobody has seen: the exit reports it even if
+# their Checkpointers are gone.
+_unfinished: set[Drain] = set()
 _turns: dict[str, _thread.LockType] = {}  # by the real path of a tier: held by who copies to it
 
 
@@ -321,7 +341,7 @@ def _stop_all() -> None:
             say(f"gave up waiting for the copy to {drain.tier.directory}, which does not respond")
             end_by_failure()
     for drain in drains:
-        error = drain.take_error()
+        error = drain.take_error_at_exit()
         if error is not None:
             say(str(error))
             end_by_failure()
@@ -336,6 +356,7 @@ def _stop_all() -> None:
 
 def _forget_parent() -> None:
     _turns.clear()
+    _unfinished.clear()
     for drain in list(_drains):
         drain.forget_parent()
 

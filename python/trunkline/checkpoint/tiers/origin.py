@@ -8,7 +8,6 @@ is committed, and when a Checkpointer of the tier itself saves.
 
 import hashlib
 import json
-import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,22 +27,34 @@ def origin_id(directory: str) -> str:
     if not identity:
         return ""
     with suppress(OSError):
-        return f"{identity}:{os.stat(directory).st_ino}"  # noqa: PTH116
+        return f"{identity}:{_core.stable_inode(directory)}"
     return ""
 
 
 def origins_of(directory: str) -> list[str]:
     """Return origin_id() of the directories whose steps were copied to this tier; empty if not known."""
+    return _read(directory) or []
+
+
+def is_damaged(directory: str) -> bool:
+    """Whether the tier has the file, and it does not say whose the steps are."""
+    return not _read(directory, missing=["no file"])
+
+
+def _read(directory: str, missing: list[str] | None = None) -> list[str] | None:
+    """Return the ids; None if the file cannot be understood, `missing` if there is none."""
     try:
         about = json.loads((Path(directory) / NAME).read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return []
+    except (FileNotFoundError, NotADirectoryError):
+        return missing
+    except ValueError:
+        return None
     except OSError as error:
         raise system_error(error, f"read {directory}/{NAME}", directory) from None
     if not isinstance(about, dict) or about.get("format") != _FORMAT or about.get("version") != _VERSION:
-        return []
+        return None
     found = about.get("ids")
-    return found if isinstance(found, list) and all(isinstance(each, str) for each in found) else []
+    return found if isinstance(found, list) and all(isinstance(each, str) for each in found) else None
 
 
 def origin_of(directory: str) -> str:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 
+from trunkline import _exit_hook
 from trunkline._core import CheckpointStore, Engine
 from trunkline._errors import Error, Timeout, exception_of, reword
 from trunkline._logging import Log
@@ -14,7 +15,9 @@ from trunkline.checkpoint.lock_wait import retry_while_locked
 from trunkline.checkpoint.tiers.drain import Drain, DrainStatus
 from trunkline.checkpoint.tiers.listing import committed_in, last_number_in
 from trunkline.checkpoint.tiers.origin import (
+    NAME,
     identity_of,
+    is_damaged,
     origin_id,
     origin_of,
     origins_of,
@@ -27,6 +30,14 @@ _log = Log("checkpoint")
 
 _MAX_NAMED = 6  # steps in an error
 _POLL_SECONDS = 0.1
+
+
+def _named(steps: Sequence[int]) -> str:
+    """Return the steps in words."""
+    named = [str(each) for each in steps]
+    if len(named) > _MAX_NAMED:
+        named[3:-3] = ["..."]
+    return f"{'step' if len(steps) == 1 else 'steps'} {', '.join(named)}"
 
 
 class _Place:
@@ -128,12 +139,29 @@ class Tiers:
         for place, source in zip(self._places, self.sources()[1:], strict=True):
             if source:
                 self._positions.append((place, origin_of(place.directory), place.store.position()))
+                self._warn_of_other_line(place, source)
                 continue
             steps = sorted(each.step for each in committed_in(place.directory))
             if steps and not place.fresh:
                 raise self._of_another_run(place, steps)
             if self._is_missing(place):
                 _log.warn("%s", self._missing(place))
+
+    def _warn_of_other_line(self, place: _Place, source: Sequence[Commit]) -> None:
+        """Warn where another run has gone on from the copies in a tier, and this one is further."""
+        if self._goes_on_from(place):
+            return
+        newest = max((each.number for each in committed_in(self._store.directory)), default=0)
+        last = max(source, key=lambda each: each.number)
+        if newest > last.number:
+            _log.warn(
+                "another run has gone on from the copies in %s, to step %d; the latest step of %s is newer. "
+                "If this run goes on there, its copies count as newer, and those of the other run are "
+                "removed as keep= of the tier says; to keep both, name another directory for the tier",
+                place.directory,
+                last.step,
+                self._store.directory,
+            )
 
     def end_load(self) -> None:
         """Note that the run goes on from what begin_load() has found."""
@@ -183,7 +211,7 @@ class Tiers:
         if self._is_recorded:
             return
         self._go_on_here()
-        if self._places:
+        if self._places or self._store.has_copied_tiers():
             self._record()
         self._is_recorded = True
 
@@ -215,6 +243,8 @@ class Tiers:
         """Copy what is to be copied, and wait for it; raise the first error. Raises Timeout."""
         deadline = None if timeout is None else time.monotonic() + timeout
         self._begin_copies()
+        if _exit_hook.has_passed():
+            self._check_copied()
         for place in self._places:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not self._wait_for(place, left):
@@ -223,6 +253,18 @@ class Tiers:
                     f"copying to {place.directory}: not finished after {timeout} s; it goes on, wait again",
                 )
         self.raise_failure()
+
+    def _check_copied(self) -> None:
+        """Raise Error if something is still to be copied, and no thread will do so any more."""
+        for place in self._places:
+            steps = place.drain.to_copy()
+            if steps:
+                raise Error(
+                    None,
+                    f"cannot copy {_named(steps)} to {place.directory}: the interpreter is exiting. Call "
+                    "wait_drained() earlier: exit handlers registered before trunkline was imported run too "
+                    "late",
+                )
 
     def _wait_for(self, place: _Place, timeout: float | None) -> bool:
         what = f"copies to {place.directory}"
@@ -237,7 +279,8 @@ class Tiers:
         if not all(place.is_ours for place in self._places) and committed_in(self._store.directory):
             self.begin_load()
             for place, origin, position in self._positions:
-                if not place.fresh:
+                if not place.fresh and not place.is_ours:
+                    self._check_run(place)
                     place.store.continue_from(position)
                     place.is_ours, place.origin = True, origin
         for place in self._places:
@@ -264,8 +307,17 @@ class Tiers:
 
     def _has_steps_of_this_run(self, place: _Place) -> bool:
         """Whether the steps of a tier were copied from the directory, or continue those that were."""
-        own = origin_id(self._store.directory)
-        return bool(own and own in origins_of(place.directory)) or self._goes_on_from(place)
+        own, origins = origin_id(self._store.directory), origins_of(place.directory)
+        if own and own in origins:
+            return True
+        if self._goes_on_from(place):
+            return True
+        recorded = self._recorded(place)
+        if recorded and is_damaged(place.directory):
+            return True  # the directory's own record names the tier
+        # A copy of a directory that goes on from the tier, such as one that was restored from a backup, and
+        # that has not been saved to since.
+        return bool(recorded) and recorded == identity_of(place.directory)
 
     def _goes_on_from(self, place: _Place) -> bool:
         """Whether the newest steps of a tier were copied from the directory, or loaded by this run."""
@@ -274,8 +326,14 @@ class Tiers:
             return True
         if place.origin is not None and origin == place.origin:
             return True
-        recorded = dict(self._store.tiers()).get(place.directory, "")
-        return bool(recorded) and recorded == identity_of(place.directory)
+        recorded = self._recorded(place)
+        if not recorded or recorded != identity_of(place.directory):
+            return False
+        return not self._store.has_copied_tiers()  # a copy of the directory has a copy of its record
+
+    def _recorded(self, place: _Place) -> str:
+        """Return identity_of() the tier when the directory's record was written; empty if it is not there."""
+        return dict(self._store.tiers()).get(place.directory, "")
 
     def _check_run(self, place: _Place) -> None:
         """Raise FileExistsError if a tier holds steps that this run does not go on from."""
@@ -305,8 +363,9 @@ class Tiers:
 
     def _record(self) -> None:
         with self._recording:
-            before = self._store.tiers()
-            known = dict(before)
+            before, is_copied = self._store.tiers(), self._store.has_copied_tiers()
+            # From here on, a copy of a directory is a run of its own, which may differ from the tiers.
+            known = {} if is_copied else dict(before)
             tiers = [
                 (
                     place.directory,
@@ -315,12 +374,11 @@ class Tiers:
                 )
                 for place in self._places
             ]
-            if tiers != before:
+            if tiers != before or is_copied:
                 self._store.record_tiers(tiers)
 
     def _is_missing(self, place: _Place) -> bool:
-        recorded = dict(self._store.tiers()).get(place.directory, "")
-        return bool(recorded) and not os.path.isdir(place.directory)  # noqa: PTH112
+        return bool(self._recorded(place)) and not os.path.isdir(place.directory)  # noqa: PTH112
 
     def _check_mounted(self, place: _Place) -> None:
         if self._is_missing(place):
@@ -333,14 +391,13 @@ class Tiers:
         )
 
     def _of_another_run(self, place: _Place, steps: list[int]) -> Exception:
-        named = [str(each) for each in steps]
-        if len(named) > _MAX_NAMED:
-            named[3:-3] = ["..."]
+        why = f"which were not copied from {self._store.directory}, or another run has gone on from them"
+        if is_damaged(place.directory):
+            why = f"and {place.directory}/{NAME}, which says whose they are, is damaged"
         return exception_of(
             "system",
             errno.EEXIST,
-            f"the tier {place.directory} holds {'step' if len(steps) == 1 else 'steps'} {', '.join(named)}, "
-            f"which were not copied from {self._store.directory}; {self._other_run_advice(place)}",
+            f"the tier {place.directory} holds {_named(steps)}, {why}; {self._other_run_advice(place)}",
             place.directory,
         )
 
