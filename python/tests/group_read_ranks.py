@@ -77,6 +77,8 @@ def run(case: str, folder: Path, rank: int) -> object:
     if case == "missing on one":
         path = folder / ("none.safetensors" if rank == 1 else "model-1.safetensors")
         return digest(tl.iter_tensors(path, group=group))
+    if case == "no folder on one":
+        return digest(tl.load(folder if rank == 0 else folder / "none", group=group).items())
     if case == "ends early":
         for _name, _tensor in tl.iter_tensors(folder, group=group, memory_bytes="6MiB"):
             if rank == 1:

@@ -154,6 +154,12 @@ def test_an_error_of_one_rank_is_an_error_of_all(folder: Path) -> None:
     assert "none.safetensors" in first["text"]
 
 
+def test_a_folder_that_one_rank_does_not_see_is_an_error_of_all_at_once(folder: Path) -> None:
+    first, second = run("no folder on one", folder, 2)
+    assert (first["error"], second["error"]) == ("RankError", "FileNotFoundError")
+    assert "rank 1 failed: " in first["text"]
+
+
 def test_damage_is_an_error_of_all_ranks(folder: Path) -> None:
     with (folder / "model-2.safetensors").open("r+b") as file:
         file.seek(-1, os.SEEK_END)

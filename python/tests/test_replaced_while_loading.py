@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import trunkline as tl
+from trunkline._formats.pt import loader as pt_loader
 from trunkline._formats.safetensors import folder as safetensors_folder
 from trunkline._formats.safetensors import loader as safetensors_loader
 
@@ -112,3 +114,63 @@ def test_a_file_that_is_overwritten_in_place(
         assert caught.value.errno == errno.ESTALE
         assert caught.value.filename == str(path)
     assert torch.equal(read_all(path, way)["b"], TWOS)
+
+
+def test_a_file_that_is_overwritten_in_place_with_its_times_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.safetensors"
+    stock_file(path, a=ONES, b=ONES)
+    target = safetensors_loader._target
+
+    def target_late(*args: Any) -> Any:
+        times = path.stat()
+        with path.open("r+b") as file:
+            file.seek(-TWOS.nbytes, 2)
+            file.write(TWOS.numpy().tobytes())
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        return target(*args)
+
+    monkeypatch.setattr(safetensors_loader, "_target", target_late)
+    with pytest.raises(tl.Error, match="was written to while it was loaded"):
+        tl.load(path)
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+def test_an_open_file_that_is_overwritten_in_place(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"model.{suffix}"
+    if suffix == "pt":
+        torch.save({"a": ONES, "b": ONES}, path)
+    else:
+        stock_file(path, a=ONES, b=ONES)
+    with tl.open_tensors(path, verify=False) as tensors:
+        assert torch.equal(tensors["a"], ONES)
+        assert torch.equal(tensors.get_slice("a")[5:7], ONES[5:7])
+        os.link(path, tmp_path / "link")  # changes no bytes
+        assert torch.equal(tensors["b"], ONES)
+        with path.open("r+b") as file:
+            file.seek(path.stat().st_size // 2)
+            file.write(b"1234")
+        with pytest.raises(tl.Error, match="was written to while it was loaded"):
+            tensors["a"]
+        with pytest.raises(tl.Error, match="was written to while it was loaded"):
+            tensors.get_slice("a")[5:7]
+
+
+def test_a_pt_file_that_is_overwritten_in_place_and_not_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.pt"
+    torch.save({"a": ONES}, path)
+    fill = pt_loader.fill
+
+    def fill_late(*args: Any, **options: Any) -> None:
+        with path.open("r+b") as file:
+            file.seek(path.stat().st_size // 2)
+            file.write(b"1234")
+        fill(*args, **options)
+
+    monkeypatch.setattr(pt_loader, "fill", fill_late)
+    with pytest.raises(tl.Error, match="was written to while it was loaded") as caught:
+        tl.load(path, verify=False)
+    assert caught.value.errno == errno.ESTALE

@@ -7,11 +7,12 @@ import torch
 
 from trunkline._core import Engine, File, crc32, crc32_combine
 from trunkline._formats import pt
+from trunkline._formats.file_version import Version, check_unchanged, version_of
 from trunkline._formats.pt.archive import Archive
 from trunkline._formats.pt.loader import Memory
 from trunkline._formats.pt.zip import Record
 from trunkline._formats.safetensors import Header, StoredTensor
-from trunkline._formats.safetensors.loader import Verify, Version, check_unchanged, version_of
+from trunkline._formats.safetensors.loader import Verify
 from trunkline._formats.safetensors.pieces import Piece
 from trunkline._formats.selection import Selection
 from trunkline._tensor_io.background import start_thread
@@ -25,7 +26,7 @@ _GRAIN_BYTES = 4096  # pieces begin and end where direct I/O can
 
 
 def load_pt(
-    group: Any,
+    ranks: ReadingRanks,
     path: str,
     *,
     locate: DeviceOf,
@@ -33,13 +34,12 @@ def load_pt(
     verify: Verify,
     selection: Selection | None,
 ) -> Any:
-    """Do what pt.load() does, on all ranks of the group: each reads an equal share of the storages' bytes.
+    """Do what pt.load() does, on all of the ranks: each reads an equal share of the storages' bytes.
 
     The directory and the pickle are read by every rank, as is all of a file whose pickle does more than build
     tensors. A collective operation. Raises what pt.load() raises where this rank reads, and RankError if
     another rank fails.
     """
-    ranks = ReadingRanks(group)
     reading = _Reading(ranks, path, verify)
     try:
         return pt.load(
@@ -138,7 +138,7 @@ class _Records:
     def verify(self, piece: Piece, contents: torch.Tensor) -> list[int]:
         """Return the CRC-32 of each part of a piece; 0 for parts of records without one."""
         if not self.all_checked:
-            check_unchanged(self.header)
+            check_unchanged(self.header.path, self.header.version)
         return [
             0 if self._expected[part.tensor] is None else crc32(contents[part.at : part.at + part.nbytes])
             for part in piece.parts

@@ -7,13 +7,9 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from trunkline._core import crc32c
+from trunkline._formats.file_version import check_unchanged
 from trunkline._formats.safetensors import Header
-from trunkline._formats.safetensors.loader import (
-    check_unchanged,
-    checksums_of,
-    corrupt_chunk,
-    empty_tensor,
-)
+from trunkline._formats.safetensors.loader import checksums_of, corrupt_chunk, empty_tensor
 from trunkline._formats.safetensors.pieces import Piece
 from trunkline._formats.safetensors.read_ahead import OpenFiles, ReadOptions
 from trunkline._tensor_io.background import start_thread
@@ -99,7 +95,7 @@ class _Reading:
         sums = self._sums[piece.file]
         header = self._opened.headers[piece.file]
         if sums is None:
-            check_unchanged(header)
+            check_unchanged(header.path, header.version)
             return
         first = (piece.begin - len(header.head)) // sums.chunk_bytes
         for chunk, begin in enumerate(range(0, piece.nbytes, sums.chunk_bytes), first):

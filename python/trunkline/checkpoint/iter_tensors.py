@@ -3,15 +3,16 @@
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trunkline import _core
 from trunkline._arguments import check_engine
 from trunkline._core import Engine, parse_size
 from trunkline._errors import Unsupported
+from trunkline._formats.file_version import version_of
 from trunkline._formats.safetensors import Header, header_of
 from trunkline._formats.safetensors.folder import open_folder
-from trunkline._formats.safetensors.loader import selected_headers, version_of
+from trunkline._formats.safetensors.loader import selected_headers
 from trunkline._formats.safetensors.read_ahead import OpenFiles, ReadOptions, tensors_in_order
 from trunkline._formats.selection import Selection
 from trunkline._paths import path_name
@@ -23,6 +24,8 @@ from trunkline.checkpoint.save_order import await_saves_of
 
 if TYPE_CHECKING:
     import torch.distributed
+
+    from trunkline.checkpoint.reading_ranks import ReadingRanks
 
 _MEMORY_BYTES = 1 << 30
 
@@ -70,7 +73,9 @@ def iter_tensors(
     memory = parse_size(memory_bytes, "memory_bytes")
     selection = None if keys is None else Selection(keys)
     if group is not None:
-        return read_together(group, names, selection, options, memory)
+        from trunkline.checkpoint.reading_ranks import ReadingRanks
+
+        return read_together(ReadingRanks(group), names, selection, options, memory)
     opened = _opened(names, engine, selection)
     return tensors_in_order(opened, memory, options)
 
@@ -85,7 +90,7 @@ def _opened(names: list[str], engine: Engine | None, selection: Selection | None
 
 
 def read_together(
-    group: Any,
+    ranks: "ReadingRanks",
     names: list[str],
     selection: Selection | None,
     options: ReadOptions,
@@ -93,9 +98,7 @@ def read_together(
 ) -> Iterator[tuple[str, "torch.Tensor"]]:
     """Open the files on all ranks, and return the iterator. If one fails, all raise an error."""
     from trunkline.checkpoint.group_reading import tensors_of_group
-    from trunkline.checkpoint.reading_ranks import ReadingRanks
 
-    ranks = ReadingRanks(group)
     opened, error = None, None
     try:
         opened = _opened(names, options.engine, selection)

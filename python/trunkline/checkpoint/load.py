@@ -190,11 +190,11 @@ def _devices_of(
 def _load(name: str, options: _Options) -> Any:
     from trunkline.checkpoint.save_order import await_saves_of
 
+    if options.group is not None:
+        return _load_together(name, options)
     await_saves_of(awaited_path(name))
-    kind = kind_of_file(name, options.engine)
-    locate, engine, verify, mmap, selection, _framework, group = options
-    if group is not None:
-        return _load_together(name, kind, options)
+    locate, engine, verify, mmap, selection, _framework, _group = options
+    kind = kind_of_file(name, engine)
     if kind == "pt":
         _check_framework_of_pt(name, options)
         from trunkline._formats import pt
@@ -207,18 +207,27 @@ def _load(name: str, options: _Options) -> Any:
     return load_it(name, device=locate("cpu"), engine=engine, verify=verify, mmap=mmap, selection=selection)
 
 
-def _load_together(name: str, kind: str, options: _Options) -> Any:
+def _load_together(name: str, options: _Options) -> Any:
     from trunkline._formats.safetensors.read_ahead import ReadOptions
     from trunkline.checkpoint.iter_tensors import read_together
+    from trunkline.checkpoint.reading_ranks import ReadingRanks
+    from trunkline.checkpoint.save_order import await_saves_of
 
     if options.mmap:
         raise ValueError("mmap: a mapped file is read by each process that touches it; pass mmap or group")
+    ranks = ReadingRanks(options.group)
+    try:
+        await_saves_of(awaited_path(name))
+        kind = kind_of_file(name, options.engine)
+        if kind == "pt":
+            _check_framework_of_pt(name, options)
+    except Exception as error:
+        ranks.fail(error, name)
     if kind == "pt":
-        _check_framework_of_pt(name, options)
         from trunkline.checkpoint.group_pt import load_pt
 
         return load_pt(
-            options.group,
+            ranks,
             name,
             locate=options.locate,
             engine=options.engine,
@@ -226,7 +235,7 @@ def _load_together(name: str, kind: str, options: _Options) -> Any:
             selection=options.selection,
         )
     reading = ReadOptions(options.locate("cpu"), options.engine, options.verify)
-    return dict(read_together(options.group, [name], options.selection, reading))
+    return dict(read_together(ranks, [name], options.selection, reading))
 
 
 def _check_framework_of_pt(name: str, options: _Options) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from trunkline._boot_id import boot_id
 from trunkline._errors import RankError
-from trunkline._formats.safetensors.loader import Version
+from trunkline._formats.file_version import Version
 from trunkline.checkpoint.ranks.gloo_group import new_gloo_group
 from trunkline.checkpoint.ranks.presence import await_ranks
 from trunkline.checkpoint.ranks.store import rank_error
@@ -101,6 +101,14 @@ class ReadingRanks:
                     "memory_bytes or verify; all ranks of the group must pass the same",
                 )
             _check_same_files(self.rank, mine, rank, files, name)
+
+    def fail(self, error: Exception, name: str) -> NoReturn:
+        """Let the other ranks know that this one cannot read, and raise the error."""
+        try:
+            self.agree(None, [], error, name)
+        finally:
+            self.close()
+        raise error
 
     def transfer(
         self, sends: list[tuple[torch.Tensor, int]], receives: list[tuple[torch.Tensor, int]]

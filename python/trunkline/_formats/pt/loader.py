@@ -24,6 +24,7 @@ import torch
 
 from trunkline import _core
 from trunkline._errors import Corrupt, Error, Format, Unsupported
+from trunkline._formats.file_version import Version, check_unchanged, version_of
 from trunkline._formats.pt.archive import Archive, Source, Verify
 from trunkline._formats.pt.build import build
 from trunkline._formats.pt.zip import Record
@@ -220,6 +221,7 @@ def _load(
     selection: Selection | None,
     fill_memory: FillMemory,
 ) -> Any:
+    version = version_of(path)
     with _core.open(path, engine=engine, direct="unless_cached") as file:
         source = Source(file, path)
         with _core.GcPause():
@@ -233,6 +235,7 @@ def _load(
             if built:
                 # While the file is open: another one may have its name by now.
                 fill_memory(archive, file, memory)
+                _check_unverified(archive, memory, version)
                 return result
         result, memory = _load_by_torch(archive, source, locate)
         with _core.GcPause():
@@ -240,7 +243,16 @@ def _load(
             if selection is not None:
                 _drop_unused(memory, result)
         fill_memory(archive, file, memory)
+    if verify is False or archive.scan is None:  # nothing was verified, or whatever torch has read
+        check_unchanged(path, version)
+    _check_unverified(archive, memory, version)
     return result
+
+
+def _check_unverified(archive: Archive, memory: "Memory", version: Version | None) -> None:
+    """Raise Error if the file was written to, and memory was filled without comparing checksums."""
+    if any(archive.expected(record) is None for record in [*memory.large, *memory.small]):
+        check_unchanged(archive.path, version)
 
 
 def _selected_of(value: Any, selection: Selection | None, path: str) -> Any:

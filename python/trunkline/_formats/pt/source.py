@@ -9,6 +9,7 @@ import torch
 from trunkline import _core
 from trunkline._core import Engine
 from trunkline._errors import Unsupported
+from trunkline._formats.file_version import Version, check_unchanged
 from trunkline._formats.pt.archive import Archive, Verify
 from trunkline._formats.pt.archive import Source as Bytes
 from trunkline._formats.pt.build import build
@@ -34,12 +35,17 @@ class PtSource:
         device: torch.device,
         engine: Engine | None,
         verify: Verify,
+        version: Version | None,
     ) -> None:
-        """`file`: which `close` closes. Raises the errors of load(), and Unsupported for other objects."""
+        """`file`: which `close` closes; `version`: version_of() its path before it was opened.
+
+        Raises the errors of load(), and Unsupported for other objects.
+        """
         self.path = path
         self.metadata: dict[str, str] = {}
         self._file = file
         self._close = close
+        self._version = None if version is None else version.of_open_file()
         self._device = device
         self._engine = engine
         self._bytes = Bytes(file, path)
@@ -92,6 +98,8 @@ class PtSource:
             transfer.read_layouts,
             keep_open=True,
         )
+        if self._archive.expected(self._archive.storage_record(key, nbytes)) is None:
+            check_unchanged(self.path, self._version)
         tensor = torch.empty(0, dtype=outline.dtype, device=storage.device)
         tensor.set_(storage, outline.storage_offset(), outline.shape, outline.stride())
         return tensor if outline.nbytes == nbytes else tensor.clone()
@@ -107,6 +115,7 @@ class PtSource:
         record = self._archive.storage_record(key, outline.untyped_storage().nbytes())
         begin = record.offset + outline.storage_offset() * outline.itemsize
         self._file.read_ranges(target, offsets + begin, nbytes)
+        check_unchanged(self.path, self._version)
 
     def close(self) -> None:
         """Close the file."""

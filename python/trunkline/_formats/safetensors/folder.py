@@ -12,6 +12,7 @@ from trunkline._core import Engine
 from trunkline._errors import Format, exception_of
 from trunkline._formats.checkpoint_names import DESCRIPTOR, is_manifest, is_shard
 from trunkline._formats.dcp_names import is_dcp_name, is_torch_name, last_dcp_step
+from trunkline._formats.file_version import Version, version_of
 from trunkline._formats.loading_hints import step_reader
 from trunkline._formats.safetensors.loader import (
     MAX_ATTEMPTS,
@@ -19,12 +20,10 @@ from trunkline._formats.safetensors.loader import (
     ReadLayouts,
     Replaced,
     Verify,
-    Version,
     header_of,
     load_files,
     replaced_error,
     selected_headers,
-    version_of,
 )
 from trunkline._formats.selection import Selection
 from trunkline._tensor_io import transfer

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 from trunkline import _core
 from trunkline._core import Engine, FileLayout, GcPause
 from trunkline._errors import Corrupt, CutOff, Format, Unsupported, exception_of
+from trunkline._formats.file_version import Version, check_unchanged, version_of
 from trunkline._formats.safetensors import checksums as stored_checksums
 from trunkline._formats.safetensors.checksums import Sums
 from trunkline._formats.selection import Selection
@@ -27,7 +28,6 @@ _LENGTH_BYTES = 8
 _ZIP_MAGIC = b"PK\x03\x04"
 
 Verify: TypeAlias = Literal["auto"] | bool
-Version: TypeAlias = tuple[int, int, int, int]  # of a file: size, time of modification, device, inode
 
 
 class ReadLayouts(Protocol):
@@ -126,15 +126,6 @@ class Replaced(Exception):
     """The file was replaced since its header was read. Loading again helps."""
 
 
-def version_of(path: "Path | int") -> Version | None:
-    """Return the version of the file at a path, or of an open file; None if it cannot be read."""
-    try:
-        status = os.stat(path)  # noqa: PTH116
-    except OSError:
-        return None
-    return status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino
-
-
 def replaced_error(path: str) -> Exception:
     """Make the error for a file that was replaced during every attempt to load it."""
     return exception_of(
@@ -228,23 +219,8 @@ def load_files(
         raise corrupt_chunk(headers[index], sums, chunks[index][checksum]) from error
     for header, sums in zip(headers, all_sums, strict=True):
         if sums is None:
-            check_unchanged(header)
+            check_unchanged(header.path, header.version)
     return loaded
-
-
-def check_unchanged(header: Header) -> None:
-    """Raise Error if the file was written to since its header was read: for files without checksums."""
-    before, now = header.version, version_of(header.path)
-    if before is None or now is None or now[2:] != before[2:]:
-        return  # another file has its name by now
-    if now[:2] != before[:2]:
-        raise exception_of(
-            "system",
-            errno.ESTALE,
-            f"{header.path} was written to while it was loaded, so that tensors may have old and new bytes; "
-            "load it again when no process writes to it, and replace files rather than overwrite them",
-            header.path,
-        )
 
 
 def checksums_of(header: Header, verify: Verify) -> Sums | None:

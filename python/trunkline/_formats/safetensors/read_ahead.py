@@ -8,14 +8,8 @@ from dataclasses import dataclass, replace
 from trunkline import _core
 from trunkline._core import Engine, FileLayout, FileReader
 from trunkline._errors import Cancelled
-from trunkline._formats.safetensors.loader import (
-    Header,
-    StoredTensor,
-    Verify,
-    Version,
-    checksums_of,
-    load_files,
-)
+from trunkline._formats.file_version import Version
+from trunkline._formats.safetensors.loader import Header, StoredTensor, Verify, checksums_of, load_files
 from trunkline._progress import Progress
 from trunkline._tensor_io.background import start_thread
 from trunkline._tensor_io.flag import Flag

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from trunkline import _core
 from trunkline._core import Engine
+from trunkline._formats.file_version import check_unchanged
 from trunkline._formats.safetensors import checksums
 from trunkline._formats.safetensors.loader import Header, Verify, dtype_and_shape, load_files
 from trunkline._formats.tensor_reader import Description
@@ -34,7 +35,11 @@ class SafetensorsSource:
         self.metadata: dict[str, str] = {}
         for header in headers:
             self.metadata.update({key: text for key, text in header.metadata.items() if key != checksums.KEY})
-        self._headers = headers
+        # Checked at every read.
+        versions = [None if each.version is None else each.version.of_open_file() for each in headers]
+        self._headers = [
+            replace(header, version=version) for header, version in zip(headers, versions, strict=True)
+        ]
         self._files = files
         self._close = close
         self._device = device
@@ -70,6 +75,7 @@ class SafetensorsSource:
         """Read ranges of the bytes of a tensor."""
         index, stored = self._stored[name]
         self._files[index].read_ranges(target, runs.offsets + stored.begin, runs.nbytes)
+        check_unchanged(self._headers[index].path, self._headers[index].version)
 
     def close(self) -> None:
         """Close the files."""

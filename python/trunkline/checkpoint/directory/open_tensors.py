@@ -9,6 +9,7 @@ from trunkline._core import Engine
 from trunkline._errors import exception_of
 from trunkline._formats import safetensors
 from trunkline._formats.checkpoint_names import DESCRIPTOR, is_manifest, step_of
+from trunkline._formats.file_version import version_of
 from trunkline._formats.safetensors.folder import open_folder
 from trunkline._formats.safetensors.source import SafetensorsSource
 from trunkline._formats.tensor_reader import Source, TensorReader
@@ -76,14 +77,17 @@ def _source(name: str, device: torch.device, engine: Engine | None, verify: Veri
         return SafetensorsSource(
             name, headers, files, stack.close, device=device, engine=engine, verify=verify
         )
+    version = version_of(name)
     file = _core.open(name, engine=engine, direct="unless_cached")
     try:
         if kind == "pt":
             require_torch(f"{name}: reading a .pt file", "save a .safetensors file", name)
             from trunkline._formats.pt.source import PtSource
 
-            return PtSource(name, file, file.close, device=device, engine=engine, verify=verify)
-        header = safetensors.header_of(file, name, None)
+            return PtSource(
+                name, file, file.close, device=device, engine=engine, verify=verify, version=version
+            )
+        header = safetensors.header_of(file, name, version)
         return SafetensorsSource(
             name, [header], [file], file.close, device=device, engine=engine, verify=verify
         )
