@@ -8,7 +8,7 @@ import pytest
 
 from trunkline._sizes import size
 from trunkline.workload import cli, compare
-from trunkline.workload._readable import duration, quantity
+from trunkline._readable import duration, quantity
 
 
 def results(**changes: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from trunkline.workload._checkpoint_run import (
 from trunkline.workload._data_files import directories_of
 from trunkline.workload._inference_run import run_inference
 from trunkline.workload._launcher import Launcher, LocalLauncher
-from trunkline.workload._numbers import check_positive
+from trunkline._numbers import check_positive
 from trunkline.workload._phase import Rank
 from trunkline.workload._results import document_of, phase_results
 from trunkline.workload._samples import found_workload

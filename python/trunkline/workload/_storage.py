@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trunkline.workload._demand import Demand
-from trunkline.workload._numbers import check_count, check_positive
+from trunkline._numbers import check_count, check_positive
 
 
 @dataclass(frozen=True)
