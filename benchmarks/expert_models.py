@@ -19,6 +19,7 @@ import safetensors.torch
 import torch
 import transformers
 from measurement import Comparison, interleave
+from page_cache import make_cold
 from paced_disks import PacedDisks
 from workbench import Workbench
 
@@ -107,7 +108,7 @@ def _runs(bench: Workbench, disks: PacedDisks, jobs: dict[str, Run], label: str)
 
     def way(name: str) -> Callable[[], float]:
         def once() -> float:
-            larger_models.forget(disks.directories[0])
+            make_cold([disks.directories[0]])
             disks.rest()
             result = larger_models.run(jobs[name])
             results[name].append(result)
