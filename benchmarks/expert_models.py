@@ -19,8 +19,8 @@ import safetensors.torch
 import torch
 import transformers
 from measurement import Comparison, interleave
-from page_cache import make_cold
 from paced_disks import PacedDisks
+from page_cache import make_cold
 from workbench import Workbench
 
 SHARE = 0.25  # of the experts that fit into memory

@@ -23,8 +23,8 @@ from statistics import median
 from typing import Any
 
 from measurement import Comparison, interleave
-from page_cache import make_cold
 from paced_disks import PacedDisks
+from page_cache import make_cold
 from workbench import Disks, Workbench
 
 SCRIPT = Path(__file__).resolve().parent / "generate.py"
