@@ -1,6 +1,9 @@
 #include "cli/bench/bench_command.h"
 
 #include <fmt/format.h>
+#include <linux/magic.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -135,10 +138,27 @@ int present(const BenchOptions& options, BenchResults& results) {
   return std::cout ? kExitOk : kExitFailed;
 }
 
-// Whether results, a trace or a log would replace a file that is measured.
+// Whether opening the path would wait until another process reads: not so for pipes of a shell (/dev/fd/63),
+// which exist with their readers.
+bool is_named_fifo(const std::string& path) {
+  struct stat info{};
+  struct statfs filesystem{};
+  return ::stat(path.c_str(), &info) == 0 && S_ISFIFO(info.st_mode) &&
+         ::statfs(path.c_str(), &filesystem) == 0 && filesystem.f_type != PIPEFS_MAGIC;
+}
+
+// Whether results, a trace or a log would replace a file that is measured, or could not be opened at once.
 Status check_outputs(const BenchOptions& options) {
   for (const auto& [option, output] :
        {std::pair("--output", options.output), {"--trace", options.trace}, {"--log", options.log}}) {
+    if (!output.empty() && is_named_fifo(output)) {
+      return std::unexpected(make_error(
+          ErrorKind::invalid_argument,
+          fmt::format("{} {} is a FIFO, and opening it would wait for a reader; name a file, or a pipe of "
+                      "the shell, as in {} >(gzip > FILE.gz)",
+                      option, output, option),
+          output));
+    }
     for (const std::string& path : options.paths) {
       std::error_code ignored;
       if (output.empty() || !std::filesystem::equivalent(output, path, ignored)) continue;
