@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from trunkline._cli_errors import print_error_document, report_error
 from trunkline._errors import Cancelled
+from trunkline._help import help_text
 
 OK, FAILED, USAGE = 0, 1, 2  # the exit statuses of src/cli
 INTERRUPTED = 130
@@ -38,6 +39,10 @@ class Parser(argparse.ArgumentParser):
             known = [name for name in self._option_string_actions if name.startswith("--")]
             self.error(f"unrecognized arguments: {unknown[0]}{_meant(unknown[0], known)}")
         return options, unknown
+
+    def format_help(self) -> str:
+        """Return the help text, in the layout of all commands."""
+        return help_text(self)
 
     def error(self, message: str) -> NoReturn:
         """Raise what run_command() reports."""

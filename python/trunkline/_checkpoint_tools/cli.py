@@ -46,7 +46,7 @@ def make_dcp_parser() -> Parser:
 
 
 def _add_step(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--step", type=int, metavar="N", help="number of a step [the latest]")
+    command.add_argument("--step", type=int, metavar="N", help="number of a step (default: the latest)")
 
 
 def _add_export(commands: Any) -> None:
@@ -65,7 +65,7 @@ def _add_export(commands: Any) -> None:
     _add_step(export)
     export.add_argument("--key", help="export only what is below this key of the state, such as model")
     export.add_argument(
-        "--max-shard-size", metavar="SIZE", help="the most bytes of a file in the folder OUT [5GB]"
+        "--max-shard-size", metavar="SIZE", help="the most bytes of a file in the folder OUT (default: 5GB)"
     )
     export.add_argument(
         "--from",

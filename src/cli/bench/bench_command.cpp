@@ -237,7 +237,7 @@ void add_options(CLI::App& command, Arguments& arguments) {
   command.add_flag("--read", options.read,
                    "Measure reading (default: both; of existing files, reading only)");
   command.add_flag("--write", options.write, "Measure writing");
-  command.add_option("--size", arguments.size, "Size of each file, rounded up to whole blocks [1GB]")
+  command.add_option("--size", arguments.size, "Size of each file, rounded up to whole blocks (default: 1GB)")
       ->type_name("SIZE");
   command
       .add_option("--mix", options.mix,
@@ -253,10 +253,10 @@ void add_options(CLI::App& command, Arguments& arguments) {
       ->capture_default_str();
   command
       .add_option("--queue-depth", options.queue_depth,
-                  "Transfers in flight per lane, from 1 to 4096 [the engine's default]")
+                  "Transfers in flight per lane, from 1 to 4096 (default: the engine's)")
       ->check(whole_number(1, 4096))
       ->type_name("N");
-  command.add_option("--lanes", options.lanes, "I/O threads, from 1 to 64 [the engine's default]")
+  command.add_option("--lanes", options.lanes, "I/O threads, from 1 to 64 (default: the engine's)")
       ->check(whole_number(1, 64))
       ->type_name("N");
   command.add_option("--backend,--engine", arguments.backend, "How commands are handed to the kernel")
@@ -268,8 +268,8 @@ void add_options(CLI::App& command, Arguments& arguments) {
       ->capture_default_str();
   command
       .add_option("--duration", arguments.duration,
-                  "Time for each measurement of reading and overwriting, such as 30s or 2min [one pass over "
-                  "the files]")
+                  "Time for each measurement of reading and overwriting, such as 30s or 2min (default: "
+                  "one pass over the files)")
       ->type_name("TIME");
   command.add_flag("--random", options.random, "Blocks in random order, none twice in a pass");
   command
