@@ -136,6 +136,11 @@ def _export(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from trunkline._checkpoint_tools.export import export_checkpoint
 
     done = export_checkpoint(
+    if options.out == "-":
+        raise ValueError(
+            "OUT: cannot be standard output, since checksums at the beginning of a file are written last; "
+            "name a file, or ./- for a folder of that name"
+        )
         options.directory,
         options.out,
         step=options.step,
