@@ -143,10 +143,12 @@ def _complete(arguments: list[str]) -> int:
     from trunkline.stream.cli import make_parser as stream_parser
     from trunkline.workload.cli import make_parser as workload_parser
 
-    commands = package_commands(stream_parser(), workload_parser(), checkpoint_parser())
+    words = {"NAME_OR_FILE": builtin_names()}
+    commands = package_commands(stream_parser(), workload_parser(), checkpoint_parser(), words)
     with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
         json.dump(commands, file)
         file.flush()
+    from trunkline.workload import builtin_names
         return _run([str(_program()), *arguments, "--package-commands", file.name])
 
 
