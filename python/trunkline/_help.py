@@ -60,9 +60,9 @@ def _usage(
     for each in arguments:
         name = value_of(each) + _several(each)
         words.append(f"[{name}]" if each.nargs in ("?", "*") else name)
-    for each in options:  # last: one with several values would take the arguments
-        if each.required:
-            words.append(f"{each.option_strings[0]} {value_of(each)}{_several(each)}")
+    # Last, because an option with several values would take the arguments.
+    required = [each for each in options if each.required]
+    words += [f"{each.option_strings[0]} {value_of(each)}{_several(each)}" for each in required]
     return [*words, "SUBCOMMAND"] if commands else words
 
 
