@@ -69,6 +69,12 @@ def _reworded(message: str, subcommands: Sequence[str]) -> str:
             return f'{choice[1]}: "{choice[2]}" is not one of {known}'
         meant = _meant(choice[2], known.split(", "))
         return f"unknown subcommand '{choice[2]}'{meant or f'; there are {known}'}"
+    both = re.fullmatch(r"argument ([^/:]+)(?:/\S+)?: not allowed with argument ([^/:]+)(?:/\S+)?", message)
+    if both:
+        return f"{both[2]} and {both[1]} cannot be combined"
+    one = re.fullmatch(r"one of the arguments (.*) is required", message)
+    if one:
+        return f"one of {', '.join(one[1].split())} is required"
     lacking = re.fullmatch(r"the following arguments are required: (.*)", message)
     if lacking and subcommands:
         return f"a subcommand is required: one of {', '.join(subcommands)}"
