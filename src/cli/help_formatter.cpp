@@ -102,4 +102,3 @@ std::string HelpFormatter::make_help(const CLI::App* app, std::string name, CLI:
 }
 
 }  // namespace trunkline::cli
-

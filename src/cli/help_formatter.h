@@ -1,4 +1,5 @@
-// The layout of help texts; python/trunkline/_help.py lays out those of the commands in Python in the same way.
+// The layout of help texts; python/trunkline/_help.py lays out those of the commands in Python in the same
+// way.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -36,12 +36,13 @@ TEST(HelpFormatter, LaysOutACommand) {
   CLI::Option* const given = bench->add_option("--size,--bytes", size, "Size of each")->type_name("SIZE");
   given->capture_default_str();
   bench->add_flag("--all", all, "All of it")->excludes(given);
-  EXPECT_EQ(app.help(), "Move tensors.\n\n"
-                        "Usage: trunkline [OPTIONS] [SUBCOMMAND]\n\n"
-                        "Options:\n"
-                        "  -h, --help                  Print this help message and exit\n\n"
-                        "Subcommands:\n"
-                        "  bench                       Measure reading and writing of files\n");
+  EXPECT_EQ(app.help(),
+            "Move tensors.\n\n"
+            "Usage: trunkline [OPTIONS] [SUBCOMMAND]\n\n"
+            "Options:\n"
+            "  -h, --help                  Print this help message and exit\n\n"
+            "Subcommands:\n"
+            "  bench                       Measure reading and writing of files\n");
   EXPECT_EQ(bench->help(),
             "Measure reading and writing of files.\n\n"
             "Usage: bench [OPTIONS] [PATH...]\n\n"

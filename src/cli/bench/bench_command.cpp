@@ -237,7 +237,8 @@ void add_options(CLI::App& command, Arguments& arguments) {
   command.add_flag("--read", options.read,
                    "Measure reading (default: both; of existing files, reading only)");
   command.add_flag("--write", options.write, "Measure writing");
-  command.add_option("--size", arguments.size, "Size of each file, rounded up to whole blocks (default: 1GB)")
+  command
+      .add_option("--size", arguments.size, "Size of each file, rounded up to whole blocks (default: 1GB)")
       ->type_name("SIZE");
   command
       .add_option("--mix", options.mix,
