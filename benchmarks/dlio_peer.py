@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from larger_models import forget
 from measurement import Comparison, interleave
+from page_cache import make_cold
 from workbench import Workbench
 
 from trunkline import workload
@@ -73,7 +73,7 @@ def _compared(title: str, got: dict[str, list[float]], *, is_short: bool) -> Com
 
 def _cold(bench: Workbench, job: _Job, run: Callable[[], float]) -> Callable[[], float]:
     def once() -> float:
-        forget(job.data)
+        make_cold([job.data])
         bench.disks.rest()
         return run()
 
@@ -116,7 +116,7 @@ class _Job:
 
     def generate(self) -> None:
         self._run_dlio("++workload.workflow.generate_data=True", "++workload.workflow.train=False")
-        forget(self.data)  # written back now, while the disk has no limit
+        make_cold([self.data])  # written back now, while the disk has no limit
 
     def ours(self) -> float:
         result = workload.run(workload.load(str(self._file)), [self.data])

@@ -20,6 +20,7 @@ import torch
 import transformers
 from measurement import Comparison, interleave
 from paced_disks import PacedDisks
+from page_cache import make_cold
 from workbench import Workbench
 
 SHARE = 0.25  # of the experts that fit into memory
@@ -107,7 +108,7 @@ def _runs(bench: Workbench, disks: PacedDisks, jobs: dict[str, Run], label: str)
 
     def way(name: str) -> Callable[[], float]:
         def once() -> float:
-            larger_models.forget(disks.directories[0])
+            make_cold([disks.directories[0]])
             disks.rest()
             result = larger_models.run(jobs[name])
             results[name].append(result)

@@ -22,8 +22,8 @@ import safetensors
 import safetensors.torch
 import torch
 from guest_memory import touch_new_memory
-from loading import make_cold
 from measurement import Comparison, interleave
+from page_cache import make_cold
 from timed import Timed
 from workbench import Workbench
 

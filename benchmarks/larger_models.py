@@ -24,6 +24,7 @@ from typing import Any
 
 from measurement import Comparison, interleave
 from paced_disks import PacedDisks
+from page_cache import make_cold
 from workbench import Disks, Workbench
 
 SCRIPT = Path(__file__).resolve().parent / "generate.py"
@@ -279,7 +280,7 @@ class _Section:
         def way(name: str) -> Callable[[], float]:
             def once() -> float:
                 disks.rest()
-                forget(Path(ways[name]["model"]))
+                make_cold([Path(ways[name]["model"])])
                 result = run(ways[name]) | {"prompt": ways[name]["prompt"]}
                 expected = self._in_memory(ways[name]["batch"], ways[name]["prompt"])
                 if result["tokens"] != expected["tokens"]:
@@ -364,14 +365,6 @@ def _memory_group(limit_bytes: int | None) -> Iterator[str | None]:
         yield str(path)
     finally:
         path.rmdir()
-
-
-def forget(folder: Path) -> None:
-    """Drop all files of a folder from the page cache: what a group that is gone had read stays there."""
-    for path in filter(Path.is_file, folder.rglob("*")):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _steps(runs: list[Run]) -> list[float]:

@@ -8,7 +8,6 @@ guest_memory). How much processor time that takes is shown as well: all loads ne
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -20,6 +19,7 @@ import safetensors.torch
 import torch
 from guest_memory import touch_new_memory
 from measurement import Comparison, interleave, spent
+from page_cache import make_cold, make_warm
 from timed import Timed
 from workbench import Workbench
 
@@ -39,24 +39,6 @@ def measure(bench: Workbench) -> list[Comparison]:
     if len(bench.disks.directories) > 1:
         rows += several_disks(bench)
     return rows
-
-
-def make_cold(files: list[Path]) -> None:
-    """Drop the files from the page cache."""
-    for path in files:
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(fd)
-
-
-def make_warm(files: list[Path]) -> None:
-    """Let the page cache hold the files."""
-    for path in files:
-        with path.open("rb") as file:
-            while file.read(1 << 24):
-                pass
 
 
 class Loads:

@@ -22,6 +22,7 @@ import fio_peer
 import numpy as np
 import torch
 from measurement import Comparison, interleave, spent
+from page_cache import make_cold
 from torch.utils.data import DataLoader, Dataset
 from workbench import Workbench
 
@@ -321,14 +322,14 @@ def _torch(bench: Workbench, data: Records, samples: int, batches: int, workers:
         data, samples, shuffle=True, num_workers=workers, drop_last=True, persistent_workers=workers > 0
     )
     next(iter(loader))  # starts its workers
-    _forget(data.path)
+    make_cold([data.path])
     rate, _ = _rate(_endless(loader), batches, samples, lambda batch: None)
     return rate * data.record_bytes / 1e9
 
 
 def _memmap(bench: Workbench, path: Path) -> float:
     """1000 windows a second: the loop of many language models, nothing cached."""
-    _forget(path)
+    make_cold([path])
     source = bench.source.numpy()
     data = np.memmap(path, np.uint16, "r")
     items = TOKEN_BYTES // data.itemsize
@@ -348,14 +349,6 @@ def _memmap(bench: Workbench, path: Path) -> float:
     return _rate(batches(), WINDOW_BATCHES, WINDOWS, check)[0] / 1e3
 
 
-def _forget(path: Path) -> None:
-    """Drop a file from the page cache."""
-    import os
-
-    with path.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 def _write_archive(bench: Workbench, path: Path) -> None:
     source = bench.source.numpy()
     with bench.without_limit(), tarfile.open(path, "w") as archive:
@@ -371,7 +364,7 @@ def _webdataset(archive: Path) -> float:
     """GB/s of its usual pipeline, which reads in sequence and shuffles in a buffer, nothing cached."""
     import webdataset
 
-    _forget(archive)
+    make_cold([archive])
     data = webdataset.WebDataset(str(archive), shardshuffle=False).shuffle(1000).batched(IMAGES)
     rate, _ = _rate(_endless(data), IMAGE_BATCHES, IMAGES, lambda batch: None)
     return rate * IMAGE_BYTES / 1e9
@@ -395,7 +388,6 @@ def _streaming(directory: Path, workers: int) -> float:
         data, IMAGES, num_workers=workers, drop_last=True, persistent_workers=workers > 0, collate_fn=list
     )
     next(iter(loader))  # starts its workers
-    for shard in directory.iterdir():
-        _forget(shard)
+    make_cold([directory])
     rate, _ = _rate(_endless(loader), IMAGE_BATCHES, IMAGES, lambda batch: None)
     return rate * IMAGE_BYTES / 1e9

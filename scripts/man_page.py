@@ -9,15 +9,50 @@ from typing import Protocol
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/man/trunkline.1"
+VARIABLES = ROOT / "docs/engine.md"  # its table of environment variables
 DESCRIPTION = r"""
-The exit status is 0 when all is well, 1 when something failed, and 2 for wrong usage. Every command has
-\fB\-\-help\fR. In brackets: what holds unless you say otherwise. With \fB\-\-json\fR, results and errors are
-JSON documents on standard output.
+Each command has \fB\-\-help\fR. With \fB\-\-json\fR, results and errors are JSON documents on standard
+output.
 """.strip()
-ENVIRONMENT = [
-    ("TRUNKLINE_TUNING", "off: use no saved settings; a path: the file that holds them."),
-    ("TRUNKLINE_LOG", "What is logged to standard error, such as info or engine=debug."),
-    ("TRUNKLINE_TRACE", "A file to which a trace of the process is written."),
+EXIT_STATUS = [
+    ("0", "All is well."),
+    ("1", "Something failed; what, is on standard error. Of diff commands: there is a difference."),
+    ("2", "Wrong usage: nothing was done. Also: what was named does not exist."),
+    ("130, 143", "Ended by Ctrl-C (SIGINT) or by SIGTERM, as shells show it."),
+]
+EXAMPLES = [
+    ("trunkline doctor /mnt/ssd", "What the disk below a directory can do, and what to change."),
+    ("trunkline bench /mnt/ssd --size 4GB --json > ssd.json", "Measure reading and writing there."),
+    ("trunkline tune /mnt/ssd", "Find the fastest settings, and save them for engines to use."),
+    ("trunkline checkpoint ls run", "The checkpoints of a directory, and which are incomplete."),
+    ("trunkline checkpoint verify run --all", "Compare every byte of them with its checksum."),
+    ("trunkline checkpoint export run model.safetensors --key model", "Write the weights of the latest one."),
+    (
+        "trunkline checkpoint plan --bytes 1.2TB --bandwidth 20GB --nodes 256",
+        "How often to save on 256 nodes, and what saving and failures cost.",
+    ),
+    (
+        "trunkline plan Qwen/Qwen3-8B --memory-budget 8GB",
+        "Tokens per second of a model with 8 GB for its weights.",
+    ),
+    (
+        "trunkline workload generate unet3d_h100 --directories /mnt/ssd/data",
+        "Write the data set of a workload; then trunkline workload run emulates the training.",
+    ),
+    ("source <(trunkline completion bash)", "Let bash complete commands, options and names of workloads."),
+]
+FILES = [
+    (
+        "~/.config/trunkline/tuning.json",
+        "Settings that trunkline tune has saved; in $XDG_CONFIG_HOME if that is set. TRUNKLINE_TUNING names "
+        "another file.",
+    ),
+    (
+        "~/.cache/trunkline",
+        "Packs of models, and indexes of samples whose own folder is not writable; in $XDG_CACHE_HOME if "
+        "that is set. TRUNKLINE_CACHE names another directory for packs.",
+    ),
+    ("DIR/trunkline-checkpoints.json", "What makes DIR a directory of checkpoints."),
 ]
 
 
@@ -43,7 +78,7 @@ def man_page(commands: Sequence[Described]) -> str:
         '.\\" Made by scripts/make_cli_reference.py from the parsers: change the help texts, then run it.',
         f'.TH TRUNKLINE 1 "" "trunkline {version[1]}" "User Commands"',
         ".SH NAME",
-        f"trunkline \\- {text(program.description)}",
+        f"trunkline \\- {text(program.description.rstrip('.'))}",
         ".SH SYNOPSIS",
         ".B trunkline",
         r"[\fIOPTIONS\fR] \fISUBCOMMAND\fR",
@@ -57,8 +92,23 @@ def man_page(commands: Sequence[Described]) -> str:
     for command in others:
         lines += [f".SH {text(command.name).upper()}", text(command.description), ".PP", text(command.usage)]
         lines += [*entries(command.arguments), *entries(command.options), *entries(command.subcommands)]
-    lines += [".SH ENVIRONMENT", *entries(ENVIRONMENT)]
+    for title, rows in (
+        ("EXIT STATUS", EXIT_STATUS),
+        ("ENVIRONMENT", environment()),
+        ("FILES", FILES),
+        ("EXAMPLES", EXAMPLES),
+    ):
+        lines += [f".SH {title}", *entries(rows)]
     return "\n".join(lines) + "\n"
+
+
+def environment() -> list[tuple[str, str]]:
+    """Return the variables that users set, and their effects, from the table in the documentation."""
+    rows = re.findall(r"(?m)^\| `(TRUNKLINE_\w+)` \| (.+) \|$", VARIABLES.read_text(encoding="utf-8"))
+    without_pages = [(name, re.sub(r" \(\[[^\]]*\.md\]\([^)]*\)\)", "", effect)) for name, effect in rows]
+    plain = [(name, re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", effect)) for name, effect in without_pages]
+    shown = [(name, f"{effect[:1].upper()}{effect[1:]}.") for name, effect in plain]
+    return [(name, effect) for name, effect in shown if not effect.startswith("For ")]  # tests, development
 
 
 def entries(rows: list[tuple[str, str]]) -> list[str]:

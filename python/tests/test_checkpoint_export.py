@@ -175,6 +175,15 @@ def test_nothing_is_replaced_unless_told_to(checkpoint: Path, tmp_path: Path) ->
     assert str(tmp_path / "no") in error["message"]
 
 
+def test_standard_output_is_not_a_target(checkpoint: Path, tmp_path: Path) -> None:
+    """Once this made a folder named "-"."""
+    command = [sys.executable, "-m", "trunkline", "checkpoint", "export", checkpoint, "-"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 2
+    assert "OUT: cannot be standard output" in done.stderr
+    assert not (tmp_path / "-").exists()
+
+
 def test_a_file_that_appears_meanwhile_is_not_replaced(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import os
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -175,6 +176,28 @@ def test_a_log_that_cannot_be_written_is_an_error_before_anything_is_measured(tm
     missing = tmp_path / "missing" / "log.csv"
     assert f"mkdir -p {missing.parent}" in run(tmp_path, *SMALL, "--log", missing, expect=2).stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ["--log", "--output", "--trace"])
+def test_a_fifo_is_rejected_before_it_is_opened(tmp_path: Path, option: str) -> None:
+    """Nobody reads it: opening it would wait for ever, and Ctrl-C would not end that."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    message = run(tmp_path, *SMALL, option, fifo, expect=2).stderr
+    assert f"{option} {fifo} is a FIFO" in message
+    assert ">(gzip" in message
+
+
+def test_a_pipe_of_the_shell_receives_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    command = [str(PROGRAM), "bench", str(tmp_path), *SMALL, "--read", "--repeat", "1", "--log"]
+    line = f"{shlex.join(command)} >(cat > {shlex.quote(str(log))}; echo read)"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line + " | cat"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("read\n"), done.stdout  # the reader of the log has ended, too
+    assert log.read_text().startswith("row,run,")
 
 
 # gdsio ------------------------------------------------------------------------------------------------------

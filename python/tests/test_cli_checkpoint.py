@@ -473,3 +473,21 @@ def test_verify_all_while_steps_are_removed(tmp_path: Path) -> None:
     printed, _ = found.communicate(timeout=120)
     assert found.returncode == 0, printed
     assert all(each["ok"] for each in json.loads(printed)["checkpoints"])
+
+
+def test_ls_and_show_say_which_share_of_a_step_was_written(tmp_path: Path) -> None:
+    frozen = numpy.arange(1_000_000, dtype=numpy.float32)
+    with trunkline.Checkpointer(tmp_path, incremental=True) as checkpoints:
+        for step in (1, 2):
+            adapter = numpy.full(100_000, step, numpy.float32)
+            checkpoints.save(step, {"frozen": frozen, "adapter": adapter}, block=True)
+    first, second = document("ls", tmp_path)["checkpoints"]
+    assert (first["bytes_written"], first["written_share"]) == (first["bytes"], 1)
+    assert 0.05 < second["written_share"] < 0.2
+    assert second["written_share"] == pytest.approx(second["bytes_written"] / second["bytes"])
+    assert document("show", tmp_path)["written_share"] == second["written_share"]
+    percent = f"({100 * second['written_share']:.3g}%)"
+    lines = run("ls", tmp_path).stdout.splitlines()
+    assert "(100%)" in lines[1]
+    assert percent in lines[2]
+    assert percent in run("show", tmp_path).stdout.splitlines()[-1]

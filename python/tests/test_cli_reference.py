@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,22 +12,27 @@ from types import ModuleType
 
 import pytest
 
+from trunkline._checkpoint_tools.cli import make_parser as checkpoint_parser
+from trunkline._help import sentence
+from trunkline.stream.cli import make_parser as stream_parser
+
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/make_cli_reference.py"
 HELP = """\
-Measure reading and writing of files
+Measure reading and
+writing of files.
+
 Usage: trunkline bench [OPTIONS] PATH...
 
-Positionals:
-  PATH ... REQUIRED      Directories to make files in
+Arguments:
+  PATH ...                    Directories to make files in
 
 Options:
-  -h,--help                   Print this help message and exit
-  --block SIZE=1MiB           Size of a transfer
+  -h, --help                  Print this help message and exit
+  --block-bytes, --block SIZE
+                              Size of a transfer (default: 1MiB)
   --duration TIME             Seconds that each measurement
                               goes on
-  --direct auto|never=auto    Whether to bypass it
-  --step N Excludes: --all
-                              Number of the step
+  --direct auto|never         Whether to bypass it (default: auto)
 
 Subcommands:
   ls                          List the checkpoints
@@ -51,14 +58,13 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_help_is_read(script: ModuleType) -> None:
     parts = script.sections(HELP)
-    assert parts[""] == ["Measure reading and writing of files"]
+    assert parts[""] == ["Measure reading and", "writing of files."]
     assert parts["usage"] == ["trunkline bench [OPTIONS] PATH..."]
-    assert script.entries(parts["positionals"]) == [("PATH ...", "Directories to make files in")]
+    assert script.entries(parts["arguments"]) == [("PATH ...", "Directories to make files in")]
     assert script.entries(parts["options"]) == [
-        ("--block SIZE", "Size of a transfer [1MiB]"),
+        ("--block-bytes, --block SIZE", "Size of a transfer (default: 1MiB)"),
         ("--duration TIME", "Seconds that each measurement goes on"),
-        ("--direct VALUE", "Whether to bypass it (auto or never) [auto]"),
-        ("--step N", "Number of the step (not with --all)"),
+        ("--direct VALUE", "Whether to bypass it (auto or never) (default: auto)"),
     ]
     assert script.rows(parts["subcommands"]) == [("ls", "List the checkpoints")]
     assert script.rows(parts["subcommands of the python package"]) == [("rm", "Remove a checkpoint")]
@@ -72,29 +78,38 @@ def test_the_page_links_each_command_to_its_section(script: ModuleType) -> None:
     assert "\n## trunkline checkpoint\n\nLook after them.\n" in page
 
 
-def test_commands_of_the_package_are_read_from_their_parsers(script: ModuleType) -> None:
-    pytest.importorskip("transformers")
-    commands = {each.name: each for each in script.parser_commands()}
-    plan = commands["trunkline plan"]
-    assert plan.usage == "trunkline plan [OPTIONS] MODEL"
-    assert ("--volumes DIR ...", "Directories on other disks, measured all at once") in plan.options
+def summaries(parser: argparse.ArgumentParser) -> dict[str, str]:
+    """Return what a parser says of its subcommands."""
+    [group] = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+    return {each.dest: sentence(each.help or "") for each in group._choices_actions}
 
 
 def test_the_program_lists_the_commands_of_the_package_as_these_describe_themselves(
     script: ModuleType,
 ) -> None:
-    pytest.importorskip("transformers")
-    listed = dict(script.rows(script.sections(script.program_help([]))["subcommands of the python package"]))
-    assert listed == {
-        each.name.split()[1]: each.summary[:1].upper() + each.summary[1:]
-        for each in script.parser_commands()
-        if each.name.count(" ") == 1
-    }
-    text = script.program_help(["checkpoint"])
-    listed = dict(script.rows(script.sections(text)["subcommands of the python package"]))
-    group = script.Command("trunkline checkpoint", "", "")
-    script.add_checkpoint_commands([group])
-    assert listed == {name: summary[:1].upper() + summary[1:] for name, summary in group.subcommands}
+    listed = dict(script.rows(script.sections(script.help_of([]))[script.OF_PACKAGE]))
+    assert "emulate" in listed.pop("workload").lower()
+    assert listed == summaries(stream_parser())
+    listed = dict(script.rows(script.sections(script.help_of(["checkpoint"]))[script.OF_PACKAGE]))
+    assert listed == summaries(checkpoint_parser())
+
+
+def test_commands_in_both_languages_have_one_layout(script: ModuleType) -> None:
+    """The same headings, and defaults that are written in one way."""
+    commands = {each.name: each for each in script.commands_from([])}
+    assert {"trunkline bench diff", "trunkline checkpoint plan", "trunkline workload run"} <= commands.keys()
+    titles = {"", "usage", "arguments", "options", "subcommands", script.OF_PACKAGE, "footer"}
+    for name, command in commands.items():
+        text = script.help_of(name.split()[1:])
+        assert set(script.sections(text)) <= titles, text
+        assert re.match(r"[A-Z`][^\n]*", text), text
+        assert re.search(rf"(?m)^Usage: {name}( |$)", text), text
+        assert re.search(r"(?m)^  -h, --help +Print this help message and exit$", text), text
+        assert command.description.endswith("."), text
+        for option, meaning in [*command.arguments, *command.options, *command.subcommands]:
+            assert meaning[:1].isupper() or not meaning[:1].isalpha(), (name, option, meaning)
+            assert "[" not in meaning, (name, option, meaning)
+            assert not re.search(r"\bdefaults? (is|to|of)\b", meaning), (name, option, meaning)
 
 
 def test_a_manual_page_has_all_of_a_command(script: ModuleType) -> None:
@@ -104,6 +119,11 @@ def test_a_manual_page_has_all_of_a_command(script: ModuleType) -> None:
     page = script.man_page.man_page([program, bench])
     assert "\ntrunkline \\- Moves tensors\n" in page
     assert "\n.SH TRUNKLINE BENCH\nMeasure it\n.PP\ntrunkline bench PATH\n" in page
+    sections = [line.removeprefix(".SH ") for line in page.splitlines() if line.startswith(".SH ")]
+    assert sections[-4:] == ["EXIT STATUS", "ENVIRONMENT", "FILES", "EXAMPLES"]
+    assert "TRUNKLINE_TUNING" in page
+    assert "TRUNKLINE_CUFILE" not in page  # for tests
+    assert "](" not in page
     assert "\n.TP\n\\fB\\-\\-block\\-bytes SIZE\\fR\n\\&.5MiB of it\n" in page
 
 

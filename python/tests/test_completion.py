@@ -87,6 +87,8 @@ def offered(shell: str, script: Path, words: list[str], folder: Path) -> set[str
         (["trunkline", "bench", "diff", "st"], {"step.pt"}),
         (["trunkline", "checkpoint", "export", "st"], {"step.pt"}),
         (["trunkline", "completion", "f"], {"fish"}),
+        (["trunkline", "workload", "run", "unet3d_h"], {"unet3d_h100"}),
+        (["trunkline", "workload", "plan", "st"], {"step.pt"}),
     ],
 )
 def test_a_shell_completes(

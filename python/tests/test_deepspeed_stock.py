@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-import trunkline as tl
+from support_serving import link_package
 
 PROGRAMS = Path(__file__).resolve().parent / "deepspeed_programs"
 SECONDS = 900.0
@@ -36,11 +35,7 @@ def python() -> str:
 @pytest.fixture
 def environment(python: str, tmp_path: Path) -> dict[str, str]:
     """The environment of programs that use this package as DeepSpeed's op."""
-    packages = tmp_path / "packages"
-    packages.mkdir()
-    installed = Path(tl.__file__).resolve().parents[1]
-    for each in installed.glob("trunkline*"):
-        (packages / each.name).symlink_to(each)
+    packages = link_package(tmp_path / "packages")
     # trunkline_deepspeed.pth works in site-packages only; a folder of PYTHONPATH has this instead.
     (packages / "sitecustomize.py").write_text("import trunkline\n")
     return os.environ | {

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import transformers
+from support_serving import link_package, save_served_model
 
 import trunkline as tl
 from trunkline._streaming import pack_cache
@@ -46,10 +46,7 @@ def python() -> str:
 @pytest.fixture(scope="session")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What PYTHONPATH must have: the installed trunkline with its entry points, and the stand-ins."""
-    folder = tmp_path_factory.mktemp("trunkline")
-    site = Path(tl.__file__).resolve().parents[1]
-    for each in site.glob("trunkline*"):
-        (folder / each.name).symlink_to(each)
+    folder = link_package(tmp_path_factory.mktemp("trunkline"))
     return f"{folder}:{HERE / 'sglang_environment'}"
 
 
@@ -57,27 +54,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of small models with random weights."""
     folder = tmp_path_factory.mktemp("models")
-    common = {
-        "vocab_size": 512,
-        "hidden_size": 256,
-        "intermediate_size": 512,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "initializer_range": 0.2,  # with smaller weights all tokens are alike
-        "max_position_embeddings": 512,
-        "tie_word_embeddings": False,
-    }
-    torch.manual_seed(0)
-    made = {
-        "llama": transformers.LlamaForCausalLM(transformers.LlamaConfig(**common)),
-        "qwen3": transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**common, head_dim=64)),
-        "mixtral": transformers.MixtralForCausalLM(
-            transformers.MixtralConfig(**common, num_local_experts=4, num_experts_per_tok=2)
-        ),
-    }
-    for name, model in made.items():
-        model.save_pretrained(folder / name)
+    for family in ("llama", "qwen3", "mixtral"):
+        save_served_model(family, folder / family)
     return folder
 
 

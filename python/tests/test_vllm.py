@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from support_log import logged
+from support_serving import link_package, save_served_model
 
 import trunkline as tl
 
@@ -134,29 +134,8 @@ print("generated:", json.dumps([list(each.outputs[0].token_ids) for each in resu
 
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
 def test_tokens_are_those_of_stock_vllm(python: str, family: str, tmp_path: Path) -> None:
-    common = {
-        "vocab_size": 512,
-        "hidden_size": 256,
-        "intermediate_size": 512,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "initializer_range": 0.2,  # with smaller weights all tokens are alike
-        "max_position_embeddings": 512,
-        "tie_word_embeddings": False,
-    }
-    torch.manual_seed(0)
-    model = {
-        "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**common)),
-        "mixtral": lambda: transformers.MixtralForCausalLM(
-            transformers.MixtralConfig(**common, num_local_experts=4, num_experts_per_tok=2)
-        ),
-    }[family]()
-    model.save_pretrained(tmp_path / "model")
-    packages = tmp_path / "packages"
-    packages.mkdir()
-    for each in Path(tl.__file__).resolve().parents[1].glob("trunkline*"):
-        (packages / each.name).symlink_to(each)
+    save_served_model(family, tmp_path / "model")
+    packages = link_package(tmp_path / "packages")
     environment = os.environ | {
         "PYTHONPATH": str(packages),
         "TRUNKLINE_LOG": "info",

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from trunkline._readable import duration, quantity
 from trunkline._sizes import size
 from trunkline.workload import cli, compare
-from trunkline.workload._readable import duration, quantity
 
 
 def results(**changes: Any) -> dict[str, Any]:

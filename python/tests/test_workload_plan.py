@@ -9,9 +9,9 @@ from xml.etree import ElementTree
 import pytest
 from support_replaced import each_value_replaced
 
+from trunkline._checkpoint_interval import daly_interval, longest_save, lost_share, young_interval
 from trunkline.workload import CheckpointBudget, Disk, Server, Workload, builtin_names, cli, load, plan, run
 from trunkline.workload._builtin import name_of_kind
-from trunkline.workload._checkpoint_interval import daly_interval, longest_save, lost_share, young_interval
 from trunkline.workload._demand import Demand, demand_of
 from trunkline.workload._disk_numbers import measured_disk, with_given
 from trunkline.workload._parse import parse_text

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from trunkline._cli_errors import print_error_document, report_error
 from trunkline._errors import Cancelled
+from trunkline._help import help_text
 
 OK, FAILED, USAGE = 0, 1, 2  # the exit statuses of src/cli
 INTERRUPTED = 130
@@ -39,6 +40,10 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unrecognized arguments: {unknown[0]}{_meant(unknown[0], known)}")
         return options, unknown
 
+    def format_help(self) -> str:
+        """Return the help text, in the layout of all commands."""
+        return help_text(self)
+
     def error(self, message: str) -> NoReturn:
         """Raise what run_command() reports."""
         raise _UsageError(_reworded(message, self._subcommands()), self.prog)
@@ -64,6 +69,12 @@ def _reworded(message: str, subcommands: Sequence[str]) -> str:
             return f'{choice[1]}: "{choice[2]}" is not one of {known}'
         meant = _meant(choice[2], known.split(", "))
         return f"unknown subcommand '{choice[2]}'{meant or f'; there are {known}'}"
+    both = re.fullmatch(r"argument ([^/:]+)(?:/\S+)?: not allowed with argument ([^/:]+)(?:/\S+)?", message)
+    if both:
+        return f"{both[2]} and {both[1]} cannot be combined"
+    one = re.fullmatch(r"one of the arguments (.*) is required", message)
+    if one:
+        return f"one of {', '.join(one[1].split())} is required"
     lacking = re.fullmatch(r"the following arguments are required: (.*)", message)
     if lacking and subcommands:
         return f"a subcommand is required: one of {', '.join(subcommands)}"

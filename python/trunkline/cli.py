@@ -21,7 +21,8 @@ from trunkline._formats.dcp_names import is_dcp_directory
 from trunkline._html import check_page_name, check_writable, why_not_writable
 
 _OK, _FAILED, _USAGE = 0, 1, 2  # the exit statuses of src/cli
-_CHECKPOINT_COMMANDS = ("export", "import", "rm", "diff")  # those in Python; the program has the others
+# Of `trunkline checkpoint`, those in Python; the program has the others.
+_CHECKPOINT_COMMANDS = ("export", "import", "rm", "diff", "plan")
 _ALSO_OF_DCP = ("ls", "show", "verify", "gc")  # in the program for directories of Checkpointer
 
 
@@ -141,9 +142,11 @@ def _complete(arguments: list[str]) -> int:
     from trunkline._checkpoint_tools.cli import make_parser as checkpoint_parser
     from trunkline._completion import package_commands
     from trunkline.stream.cli import make_parser as stream_parser
+    from trunkline.workload import builtin_names
     from trunkline.workload.cli import make_parser as workload_parser
 
-    commands = package_commands(stream_parser(), workload_parser(), checkpoint_parser())
+    words = {"NAME_OR_FILE": builtin_names()}
+    commands = package_commands(stream_parser(), workload_parser(), checkpoint_parser(), words)
     with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
         json.dump(commands, file)
         file.flush()

@@ -7,6 +7,7 @@
 #include <exception>
 #include <functional>
 #include <iostream>
+#include <memory>
 #include <span>
 #include <string_view>
 #include <tuple>
@@ -16,6 +17,7 @@
 #include "cli/completion/completion_command.h"
 #include "cli/doctor/doctor_command.h"
 #include "cli/exit_code.h"
+#include "cli/help_formatter.h"
 #include "cli/interrupt.h"
 #include "cli/package_commands.h"
 #include "cli/tune/tune_command.h"
@@ -35,7 +37,8 @@ void open_standard_streams() {
 
 int run(int argc, char** argv) {
   CLI::App app("Tensors between NVMe and memory at the speed of the hardware", "trunkline");
-  app.set_version_flag("--version", TRUNKLINE_VERSION);
+  app.formatter(std::make_shared<HelpFormatter>());  // also of all subcommands
+  app.set_version_flag("--version", TRUNKLINE_VERSION, "Print the version and exit");
   app.require_subcommand(1);
   std::function<int()> chosen;
   add_doctor(app, chosen);

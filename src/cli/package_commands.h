@@ -24,6 +24,7 @@ inline constexpr PackageCommand kPackageCheckpointCommands[] = {
     {"import", "Save a file or folder of other programs as a step"},
     {"rm", "Remove the checkpoint of one step"},
     {"diff", "Compare two checkpoints or files: which tensors differ, and by how much"},
+    {"plan", "Compute how often to save on machines that fail, and what that costs"},
 };
 
 // Adds a command that fails with an error that says where it is.

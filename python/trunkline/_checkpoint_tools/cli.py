@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trunkline._checkpoint_tools.plan_cli import OPTIONS as _PLAN_OPTIONS
+from trunkline._checkpoint_tools.plan_cli import add_plan
 from trunkline._command import FAILED, OK, Parser, run_command
 from trunkline._core import CheckpointStore
 from trunkline._errors import Unsupported, reword
@@ -21,6 +23,7 @@ def make_parser() -> Parser:
     _add_import(commands)
     _add_rm(commands)
     _add_diff(commands)
+    add_plan(commands)
     for each in commands.choices.values():
         each.add_argument("--json", action="store_true", help="print one JSON document")
     return parser
@@ -46,7 +49,7 @@ def make_dcp_parser() -> Parser:
 
 
 def _add_step(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--step", type=int, metavar="N", help="number of a step [the latest]")
+    command.add_argument("--step", type=int, metavar="N", help="number of a step (default: the latest)")
 
 
 def _add_export(commands: Any) -> None:
@@ -65,7 +68,7 @@ def _add_export(commands: Any) -> None:
     _add_step(export)
     export.add_argument("--key", help="export only what is below this key of the state, such as model")
     export.add_argument(
-        "--max-shard-size", metavar="SIZE", help="the most bytes of a file in the folder OUT [5GB]"
+        "--max-shard-size", metavar="SIZE", help="the most bytes of a file in the folder OUT (default: 5GB)"
     )
     export.add_argument(
         "--from",
@@ -133,6 +136,11 @@ def _add_diff(commands: Any) -> None:
 
 
 def _export(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    if options.out == "-":
+        raise ValueError(
+            "OUT: cannot be standard output, since checksums at the beginning of a file are written last; "
+            "name a file, or ./- for a folder of that name"
+        )
     from trunkline._checkpoint_tools.export import export_checkpoint
 
     done = export_checkpoint(
@@ -363,7 +371,7 @@ def main(arguments: Sequence[str]) -> int:
         status_of=_status_of,
         option_names={
             "step": "STEP" if arguments[0] in ("rm", "import") else "--step",
-            **_OPTIONS,
+            **(_PLAN_OPTIONS if arguments[0] == "plan" else _OPTIONS),
         },
         usage_errors=(FileNotFoundError, NotADirectoryError),
         failed=_NOT_COMPARED if arguments[0] == "diff" else FAILED,

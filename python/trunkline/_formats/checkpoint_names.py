@@ -79,3 +79,20 @@ def misnamed_steps(directory: str, is_manifest: Callable[[str], bool] = is_manif
                 if holds_step and not os.path.lexists(os.path.join(directory, right)):  # noqa: PTH118
                     found[name] = right
     return found
+
+
+def ignored_steps(directory: str, is_manifest: Callable[[str], bool] = is_manifest) -> dict[str, str]:
+    """Return folders that look like steps but do not count: their names, and what to do.
+
+    `is_manifest`: as for misnamed_steps().
+    """
+    found = {
+        name: f"rename it to {right} to make it count"
+        for name, right in misnamed_steps(directory, is_manifest).items()
+    }
+    for name, target in dangling_steps(directory).items():
+        found[name] = (
+            f"it is a symbolic link to {target}, which does not exist; mount that disk before you continue "
+            "from an older step, or remove the link"
+        )
+    return dict(sorted(found.items()))

@@ -391,7 +391,7 @@ class Checkpointer:
 
     def _warn_of_ignored(self) -> None:
         """Warn of folders that look like steps but do not count, such as links to a missing disk."""
-        for name, text in sorted(run_directory.ignored_in(self._path).items()):
+        for name, text in run_directory.ignored_in(self._path).items():
             self._warn_once(f"{self._path}: {name} is ignored: {text}", caller())
 
     def _warn_once(self, text: str, where: Caller) -> None:

@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from trunkline._core import fsync_directory
 from trunkline._errors import Corrupt, Error, Format, exception_of, system_error
-from trunkline._formats.checkpoint_names import dangling_steps, misnamed_steps, step_name, step_of
+from trunkline._formats.checkpoint_names import ignored_steps, step_name, step_of
 from trunkline._formats.dcp_names import MANIFEST, is_data_file_name, is_rank_manifest_name, is_refused_name
 from trunkline._logging import Log
 from trunkline.dcp import _directory
@@ -86,16 +86,7 @@ def steps_of(directory: Path) -> list[int]:
 
 def ignored_in(directory: Path) -> dict[str, str]:
     """Return the folders that look like steps but do not count: their names, and what to do."""
-    found = {
-        name: f"rename it to {right} to make it count"
-        for name, right in misnamed_steps(str(directory), lambda name: name == MANIFEST).items()
-    }
-    for name, target in dangling_steps(str(directory)).items():
-        found[name] = (
-            f"it is a symbolic link to {target}, which does not exist; mount that disk before you continue "
-            "from an older step, or remove the link"
-        )
-    return found
+    return ignored_steps(str(directory), lambda name: name == MANIFEST)
 
 
 def commit_of(directory: Path, step: int, *, even_damaged: bool = False) -> Commit | None:

@@ -45,12 +45,12 @@ def make_parser() -> Parser:
         each.add_argument(
             "--dtype",
             metavar="bfloat16|float16|float32|float64",
-            help="the dtype of the weights in memory (as in the config)",
+            help="the dtype of the weights in memory (default: as in the config)",
         )
         each.add_argument(
             "--revision",
             metavar="REV",
-            help="branch, tag or commit of a model in the Hugging Face cache (main)",
+            help="branch, tag or commit of a model in the Hugging Face cache (default: main)",
         )
         each.add_argument(
             "--text-only",
@@ -80,7 +80,7 @@ def _add_pack(commands: Any) -> Parser:
         "out",
         metavar="OUT",
         nargs="*",
-        help="a directory; the pack is striped over several (none: the cache directory, TRUNKLINE_CACHE)",
+        help="a directory; the pack is striped over several (default: the cache directory, TRUNKLINE_CACHE)",
     )
     others = pack.add_mutually_exclusive_group()
     others.add_argument("--list", action="store_true", help="list the packs in the cache directory")
@@ -106,38 +106,47 @@ def _add_plan(commands: Any) -> Parser:
         help="a folder with a config.json, or the name of a model in the Hugging Face cache",
     )
     plan.add_argument(
-        "--batch-size", "--batch", type=int, default=1, metavar="N", help="rows generated at once (1)"
+        "--batch-size",
+        "--batch",
+        type=int,
+        default=1,
+        metavar="N",
+        help="rows generated at once (default: 1)",
     )
     plan.add_argument(
         "--memory-budget",
         "--memory",
         metavar="SIZE",
-        help='memory for weights, such as "8GB" (half of what is available)',
+        help='memory for weights, such as "8GB" (default: half of what is available)',
     )
-    plan.add_argument("--device", default="cpu", metavar="cpu|cuda", help="the device that computes (cpu)")
+    plan.add_argument(
+        "--device", default="cpu", metavar="cpu|cuda", help="the device that computes (default: cpu)"
+    )
     plan.add_argument(
         "--host-memory",
         metavar="SIZE",
-        help="main memory for weights of a model on a GPU (half of what is available)",
+        help="main memory for weights of a model on a GPU (default: half of what is available)",
     )
     plan.add_argument(
-        "--bus-bandwidth", metavar="RATE", help='bytes per second to the GPU, such as "50GB" (measured)'
+        "--bus-bandwidth",
+        metavar="RATE",
+        help='bytes per second to the GPU, such as "50GB" (default: measured)',
     )
     plan.add_argument(
         "--bandwidth",
         metavar="RATE",
-        help='bytes per second of the storage, such as "6.8GB" (measured on the model\'s files)',
+        help='bytes per second of the storage, such as "6.8GB" (default: measured on the model\'s files)',
     )
     plan.add_argument(
         "--volumes", nargs="+", metavar="DIR", help="directories on other disks, measured all at once"
     )
-    plan.add_argument("--flops", type=float, metavar="N", help="operations per second (measured)")
+    plan.add_argument("--flops", type=float, metavar="N", help="operations per second (default: measured)")
     plan.add_argument(
         "--skew",
         type=float,
         default=0.0,
         metavar="S",
-        help="Zipf exponent of a router's choices (0: uniform)",
+        help="Zipf exponent of a router's choices; 0 is uniform (default: 0)",
     )
     plan.set_defaults(run=_plan)
     return plan

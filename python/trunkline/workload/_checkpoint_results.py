@@ -5,10 +5,10 @@ from statistics import fmean
 from typing import Any
 
 from trunkline._core import DurationHistogram
+from trunkline._readable import duration
 from trunkline._sizes import size
 from trunkline.workload._histogram import percentiles
 from trunkline.workload._model_shape import ModelShape, rank_bytes, total_bytes
-from trunkline.workload._readable import duration
 
 Times = Sequence[
     Sequence[int]

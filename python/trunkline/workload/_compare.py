@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from trunkline._readable import duration
 from trunkline.workload._documents import check_results, number_in, run_text
-from trunkline.workload._readable import duration
 
 _PERCENTILES = ("p50", "p90", "p99", "p99.9", "max")
 # Where a figure is in the results, and how it is shown.

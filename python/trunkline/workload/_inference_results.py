@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from trunkline._readable import duration
 from trunkline._sizes import size
 from trunkline.workload._histogram import merged, percentile_seconds, percentiles
-from trunkline.workload._readable import duration
 from trunkline.workload._spec import Inference, Workload
 
 _ENOUGH_LATE = 0.01  # share of the latencies that the emulator itself may add

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trunkline._checkpoint_interval import daly_interval, longest_save, lost_share, young_interval
+from trunkline._numbers import check_count, check_not_negative, check_positive, check_share
 from trunkline._sizes import size
-from trunkline.workload._checkpoint_interval import daly_interval, longest_save, lost_share, young_interval
 from trunkline.workload._demand import READ_BYTES, Demand, demand_of
-from trunkline.workload._numbers import check_count, check_not_negative, check_positive, check_share
 from trunkline.workload._spec import Workload, check_workload
 from trunkline.workload._storage import Disk, Needs, Server, disks_for, servers_for
 from trunkline.workload._totals import totals_of

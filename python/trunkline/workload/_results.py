@@ -4,11 +4,11 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
+from trunkline._readable import duration, percent
 from trunkline.workload._checkpoint_results import saved_lines
 from trunkline.workload._documents import run_text
 from trunkline.workload._histogram import merged, percentiles
 from trunkline.workload._parameters import parameters_of
-from trunkline.workload._readable import duration, percent
 from trunkline.workload._spec import Workload
 from trunkline.workload._time_line import merged_time_line
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trunkline._numbers import check_positive
 from trunkline._progress import Progress
 from trunkline.workload._batch_memory import check_memory as check_batch_memory
 from trunkline.workload._checkpoint_results import saved_results
@@ -19,7 +20,6 @@ from trunkline.workload._checkpoint_run import (
 from trunkline.workload._data_files import directories_of
 from trunkline.workload._inference_run import run_inference
 from trunkline.workload._launcher import Launcher, LocalLauncher
-from trunkline.workload._numbers import check_positive
 from trunkline.workload._phase import Rank
 from trunkline.workload._results import document_of, phase_results
 from trunkline.workload._samples import found_workload

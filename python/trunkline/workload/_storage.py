@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trunkline._numbers import check_count, check_positive
 from trunkline.workload._demand import Demand
-from trunkline.workload._numbers import check_count, check_positive
 
 
 @dataclass(frozen=True)

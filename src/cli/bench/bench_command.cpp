@@ -1,6 +1,9 @@
 #include "cli/bench/bench_command.h"
 
 #include <fmt/format.h>
+#include <linux/magic.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -135,10 +138,27 @@ int present(const BenchOptions& options, BenchResults& results) {
   return std::cout ? kExitOk : kExitFailed;
 }
 
-// Whether results, a trace or a log would replace a file that is measured.
+// Whether opening the path would wait until another process reads: not so for pipes of a shell (/dev/fd/63),
+// which exist with their readers.
+bool is_named_fifo(const std::string& path) {
+  struct stat info{};
+  struct statfs filesystem{};
+  return ::stat(path.c_str(), &info) == 0 && S_ISFIFO(info.st_mode) &&
+         ::statfs(path.c_str(), &filesystem) == 0 && filesystem.f_type != PIPEFS_MAGIC;
+}
+
+// Whether results, a trace or a log would replace a file that is measured, or could not be opened at once.
 Status check_outputs(const BenchOptions& options) {
   for (const auto& [option, output] :
        {std::pair("--output", options.output), {"--trace", options.trace}, {"--log", options.log}}) {
+    if (!output.empty() && is_named_fifo(output)) {
+      return std::unexpected(make_error(
+          ErrorKind::invalid_argument,
+          fmt::format("{} {} is a FIFO, and opening it would wait for a reader; name a file, or a pipe of "
+                      "the shell, as in {} >(gzip > FILE.gz)",
+                      option, output, option),
+          output));
+    }
     for (const std::string& path : options.paths) {
       std::error_code ignored;
       if (output.empty() || !std::filesystem::equivalent(output, path, ignored)) continue;
@@ -217,7 +237,8 @@ void add_options(CLI::App& command, Arguments& arguments) {
   command.add_flag("--read", options.read,
                    "Measure reading (default: both; of existing files, reading only)");
   command.add_flag("--write", options.write, "Measure writing");
-  command.add_option("--size", arguments.size, "Size of each file, rounded up to whole blocks [1GB]")
+  command
+      .add_option("--size", arguments.size, "Size of each file, rounded up to whole blocks (default: 1GB)")
       ->type_name("SIZE");
   command
       .add_option("--mix", options.mix,
@@ -233,10 +254,10 @@ void add_options(CLI::App& command, Arguments& arguments) {
       ->capture_default_str();
   command
       .add_option("--queue-depth", options.queue_depth,
-                  "Transfers in flight per lane, from 1 to 4096 [the engine's default]")
+                  "Transfers in flight per lane, from 1 to 4096 (default: the engine's)")
       ->check(whole_number(1, 4096))
       ->type_name("N");
-  command.add_option("--lanes", options.lanes, "I/O threads, from 1 to 64 [the engine's default]")
+  command.add_option("--lanes", options.lanes, "I/O threads, from 1 to 64 (default: the engine's)")
       ->check(whole_number(1, 64))
       ->type_name("N");
   command.add_option("--backend,--engine", arguments.backend, "How commands are handed to the kernel")
@@ -248,8 +269,8 @@ void add_options(CLI::App& command, Arguments& arguments) {
       ->capture_default_str();
   command
       .add_option("--duration", arguments.duration,
-                  "Time for each measurement of reading and overwriting, such as 30s or 2min [one pass over "
-                  "the files]")
+                  "Time for each measurement of reading and overwriting, such as 30s or 2min (default: "
+                  "one pass over the files)")
       ->type_name("TIME");
   command.add_flag("--random", options.random, "Blocks in random order, none twice in a pass");
   command

@@ -121,9 +121,9 @@ void add_bench_diff(CLI::App& bench, std::function<int()>& chosen) {
       ->required();
   command->add_option("B", arguments->after, "Another one, compared with A")->type_name("")->required();
   command
-      ->add_option(
-          "--fail-over", arguments->fail_over,
-          "Exit with 1 if GB/s of a row, also with fsync, fell by more than this, such as 5% [never]")
+      ->add_option("--fail-over", arguments->fail_over,
+                   "Exit with 1 if GB/s of a row, also with fsync, fell by more than this, such as 5% "
+                   "(default: never)")
       ->check([](const std::string& text) {
         return text.empty() ? std::string("it is empty; pass a percentage such as 5%") : std::string();
       })

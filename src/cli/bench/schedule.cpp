@@ -1,7 +1,6 @@
 #include "cli/bench/schedule.h"
 
 #include <algorithm>
-#include <bit>
 
 namespace trunkline::cli {
 namespace {
@@ -16,25 +15,6 @@ std::uint64_t scramble(std::uint64_t value) {  // the finaliser of MurmurHash3
 
 Op mixed_op(unsigned read_percent, std::uint64_t seed, std::uint64_t offset) {
   return scramble(offset + scramble(seed + 1)) % 100 < read_percent ? Op::read : Op::write;
-}
-
-Permutation::Permutation(std::uint64_t count, std::uint64_t seed)
-    : count_(count), seed_(seed), half_bits_((static_cast<unsigned>(std::bit_width(count - 1)) + 1) / 2) {}
-
-std::uint64_t Permutation::operator()(std::uint64_t index) const {
-  constexpr unsigned kRounds = 4;
-  const std::uint64_t mask = (std::uint64_t{1} << half_bits_) - 1;
-  do {
-    std::uint64_t left = index >> half_bits_;
-    std::uint64_t right = index & mask;
-    for (unsigned round = 0; round < kRounds; ++round) {
-      const std::uint64_t mixed = left ^ (scramble(right + seed_ + (std::uint64_t{round} << 60)) & mask);
-      left = right;
-      right = mixed;
-    }
-    index = (left << half_bits_) | right;
-  } while (index >= count_);  // at most four times as many positions as indices, so this takes few steps
-  return index;
 }
 
 Schedule::Schedule(std::uint64_t file_bytes, std::uint64_t piece_bytes, Order order, std::uint64_t seed,
@@ -60,7 +40,7 @@ void Schedule::vary_sizes(std::uint64_t least_bytes) {
     start += least_bytes * (1 + scramble(seed_ ^ scramble(starts_.size())) % sizes);
   }
   pieces_ = starts_.size();
-  permutation_ = Permutation(std::max<std::uint64_t>(pieces_, 1), seed_);
+  permutation_ = records::Permutation(std::max<std::uint64_t>(pieces_, 1), seed_);
 }
 
 Piece Schedule::piece_at(std::uint64_t index) const {
@@ -77,7 +57,7 @@ std::optional<Piece> Schedule::next() {
   if (next_ == pieces_) {
     if (!endless_) return std::nullopt;
     next_ = 0;
-    permutation_ = Permutation(pieces_, ++seed_);
+    permutation_ = records::Permutation(pieces_, ++seed_);
   }
   const std::uint64_t index = order_ == Order::random ? permutation_(next_) : next_;
   ++next_;

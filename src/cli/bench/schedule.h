@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "records/permutation.h"
 #include "trunkline/engine.h"
 
 namespace trunkline::cli {
@@ -13,20 +14,6 @@ struct Piece {
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
   std::optional<Op> op{};  // where reads and writes are mixed
-};
-
-// A permutation of 0 .. count - 1 that needs no memory: a Feistel network over the next power of four,
-// iterated until it falls inside the range (Black and Rogaway, "Ciphers with Arbitrary Finite Domains",
-// CT-RSA 2002).
-class Permutation {
- public:
-  Permutation(std::uint64_t count, std::uint64_t seed);  // count > 0
-  std::uint64_t operator()(std::uint64_t index) const;   // index < count
-
- private:
-  std::uint64_t count_;
-  std::uint64_t seed_;
-  unsigned half_bits_;
 };
 
 enum class Order { sequential, random };
@@ -66,7 +53,7 @@ class Schedule {
   bool endless_;
   std::uint64_t next_ = 0;
   std::optional<std::uint64_t> left_;  // pieces; nullopt: not restricted
-  Permutation permutation_;
+  records::Permutation permutation_;
   std::vector<std::uint64_t> starts_;  // of pieces of various sizes
   std::optional<unsigned> read_percent_;
 };

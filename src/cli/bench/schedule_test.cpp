@@ -9,33 +9,6 @@
 namespace trunkline::cli {
 namespace {
 
-TEST(Permutation, IsAPermutationForEveryCount) {
-  for (const std::uint64_t count : {1U, 2U, 3U, 4U, 5U, 16U, 17U, 100U, 1000U, 4097U}) {
-    const Permutation permutation(count, count * 31);
-    std::set<std::uint64_t> seen;
-    for (std::uint64_t index = 0; index < count; ++index) seen.insert(permutation(index));
-    EXPECT_EQ(seen.size(), count);
-    EXPECT_LT(*seen.rbegin(), count);
-  }
-}
-
-TEST(Permutation, SeedsDiffer) {
-  const Permutation first(1000, 1);
-  const Permutation second(1000, 2);
-  unsigned same = 0;
-  for (std::uint64_t index = 0; index < 1000; ++index) same += first(index) == second(index) ? 1 : 0;
-  EXPECT_LT(same, 50U);
-}
-
-TEST(Permutation, KeepsFewNeighboursTogether) {
-  const Permutation permutation(1000, 5);
-  unsigned neighbours = 0;
-  for (std::uint64_t index = 1; index < 1000; ++index) {
-    neighbours += permutation(index) == permutation(index - 1) + 1 ? 1 : 0;
-  }
-  EXPECT_LT(neighbours, 20U);
-}
-
 std::vector<Piece> pass(Schedule& schedule, std::size_t limit) {
   std::vector<Piece> pieces;
   while (pieces.size() < limit) {

@@ -46,10 +46,10 @@ void add_checkpoint(CLI::App& app, std::function<int()>& chosen) {
   add("ls", "List the checkpoints", list_checkpoints);
   CLI::App* const show =
       add("show", "Show the tensors and shards of a checkpoint, and where they are stored", show_checkpoint);
-  add_step(*show, arguments, "Step to show [the latest]");
+  add_step(*show, arguments, "Step to show (default: the latest)");
   CLI::App* const verify = add(
       "verify", "Read a checkpoint, or all, and compare every byte with its checksum", verify_checkpoints);
-  CLI::Option* const step = add_step(*verify, arguments, "Step to verify [the latest]");
+  CLI::Option* const step = add_step(*verify, arguments, "Step to verify (default: the latest)");
   verify->add_flag("--all", arguments->all, "Verify every step")->excludes(step);
   CLI::App* const collect =
       add("gc", "Remove what interrupted saves and removals have left behind; never a checkpoint",

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <iostream>
 
+#include "checkpoint/verify.h"
 #include "cli/engine_json.h"
 #include "cli/exit_code.h"
 
@@ -41,6 +42,12 @@ std::string dump(const Json& document) {
 int print(const CheckpointArguments& arguments, const Json& document, const std::string& text, bool ok) {
   std::cout << (arguments.json ? dump(document) : text) << std::flush;
   return ok && std::cout ? kExitOk : kExitFailed;
+}
+
+double written_share(const checkpoint::Manifest& manifest) {
+  const std::uint64_t bytes = checkpoint::bytes_to_verify(manifest);
+  const std::uint64_t written = checkpoint::bytes_written(manifest);
+  return bytes == 0 ? 1 : static_cast<double>(written) / static_cast<double>(bytes);
 }
 
 void print_problem(std::string_view command, std::string_view message) {

@@ -28,6 +28,10 @@ nlohmann::ordered_json document_of(std::string_view command, const CheckpointArg
 int print(const CheckpointArguments& arguments, const nlohmann::ordered_json& document,
           const std::string& text, bool ok);
 
+// The share of a checkpoint's bytes that its own save wrote: less than 1 if that was incremental. 1 for an
+// empty one.
+double written_share(const checkpoint::Manifest& manifest);
+
 // On stderr, as "trunkline checkpoint COMMAND: ...".
 void print_problem(std::string_view command, std::string_view message);
 

@@ -63,6 +63,13 @@ std::optional<Listed> examine(const checkpoint::Store& store, std::uint64_t step
   }
 }
 
+// What the step's own save wrote, "1.5 GB" or, if it was incremental, "45.6 MB (3%)".
+std::string written(const checkpoint::Manifest& manifest) {
+  std::string text = format_bytes(bytes_written(manifest));
+  if (manifest.unit_bytes != 0) text += fmt::format(" ({:.3g}%)", 100 * written_share(manifest));
+  return text;
+}
+
 // The steps of the directories that the checkpoints are copied to, where those are on record.
 Json tiers_json(const std::vector<checkpoint::RecordedTier>& tiers) {
   Json list = Json::array();
@@ -149,11 +156,11 @@ int list_checkpoints(const CheckpointArguments& arguments) {
                                        {"tensors", manifest->tensors.size()},
                                        {"bytes", bytes},
                                        {"bytes_written", bytes_written(*manifest)},
+                                       {"written_share", written_share(*manifest)},
                                        {"is_complete", is_complete}});
     table.add({fmt::format("{}", step), fmt::format("{}", manifest->commit), manifest->time,
                fmt::format("{}", manifest->world_size), fmt::format("{}", manifest->shards.size()),
-               fmt::format("{}", manifest->tensors.size()), format_bytes(bytes),
-               format_bytes(bytes_written(*manifest)),
+               fmt::format("{}", manifest->tensors.size()), format_bytes(bytes), written(*manifest),
                is_complete    ? mark
                : mark.empty() ? "incomplete"
                               : mark + ", incomplete"});

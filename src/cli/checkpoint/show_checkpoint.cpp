@@ -56,6 +56,7 @@ Json to_json(const CheckpointArguments& arguments, const std::string& directory,
   document["chunk_bytes"] = manifest.chunk_bytes;
   document["bytes"] = bytes_to_verify(manifest);
   document["bytes_written"] = bytes_written(manifest);
+  document["written_share"] = written_share(manifest);
   document["shards"] = Json::array();
   for (std::size_t i = 0; i < manifest.shards.size(); ++i) {
     document["shards"].push_back({{"path", checkpoint::shard_path(directory, manifest, i)},
@@ -106,8 +107,9 @@ std::string to_text(const std::string& directory, const Manifest& manifest) {
                       manifest.shards.size(), manifest.shards.size() == 1 ? "" : "s");
   const std::uint64_t written = bytes_written(manifest);
   if (manifest.unit_bytes != 0) {
-    text += fmt::format("{} of that written by this commit; the rest is in shards of earlier ones\n",
-                        format_bytes(written));
+    text +=
+        fmt::format("{} of that ({:.3g}%) written by this commit; the rest is in shards of earlier ones\n",
+                    format_bytes(written), 100 * written_share(manifest));
   }
   return text;
 }

@@ -38,13 +38,7 @@ std::string command_case(const NamedCommand& named) {
 
 std::string bash_script(const CommandInfo& program) {
   const auto commands = all_commands(program);
-  std::string values;
-  std::string names;
-  for (const NamedCommand& each : commands) {
-    for (const OptionInfo& option : each.command->options)
-      if (!option.value.empty()) values += value_case(each, option);
-    names += command_case(each);
-  }
+  const Cases cases = make_cases(commands, value_case, command_case);
   return fmt::format(R"(# Completion of {0} for bash; made by: {0} completion bash
 _{0}() {{
   local command={0} index options= words= files=
@@ -74,7 +68,7 @@ _{0}() {{
 }}
 complete -F _{0} {0}
 )",
-                     program.name, command_patterns(commands), values, names);
+                     program.name, command_patterns(commands), cases.options, cases.commands);
 }
 
 }  // namespace trunkline::cli

@@ -84,6 +84,7 @@ std::vector<std::string> words_of_value(std::string_view value) {
 }
 
 bool is_file_value(std::string_view value) {
+  if (const auto bar = value.rfind('|'); bar != std::string_view::npos) value.remove_prefix(bar + 1);
   constexpr std::array<std::string_view, 10> kFiles{"FILE", "DIR",    "PATH", "MODEL", "FOLDER",
                                                     "OUT",  "SOURCE", "A",    "B",     "NAME_OR_FILE"};
   return value.ends_with(".json") || std::ranges::find(kFiles, value) != kFiles.end();

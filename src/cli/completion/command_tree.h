@@ -33,7 +33,7 @@ CommandInfo describe_app(const CLI::App& app);
 Status merge_commands(CommandInfo& tree, const nlohmann::json& package);
 
 // What can be completed in the place of a value: "auto|always" gives its words, FILE and DIR file names, N
-// nothing.
+// nothing; "unet3d|bert|FILE" gives both.
 std::vector<std::string> words_of_value(std::string_view value);
 bool is_file_value(std::string_view value);
 

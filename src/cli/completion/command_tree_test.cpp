@@ -46,6 +46,9 @@ TEST(CommandTree, KnowsWhatCanBeOfferedForAValue) {
   EXPECT_TRUE(is_file_value("DIR"));
   EXPECT_TRUE(is_file_value("A.json"));
   EXPECT_FALSE(is_file_value("N"));
+  EXPECT_FALSE(is_file_value("fio|gdsio"));
+  EXPECT_TRUE(is_file_value("unet3d|NAME_OR_FILE"));  // words and files
+  EXPECT_EQ(words_of_value("unet3d|NAME_OR_FILE"), std::vector<std::string>{"unet3d"});
 }
 
 }  // namespace

@@ -32,6 +32,18 @@ std::string command_patterns(const std::vector<NamedCommand>& commands) {
   return fmt::format("{}", fmt::join(patterns, "|"));
 }
 
+Cases make_cases(const std::vector<NamedCommand>& commands,
+                 std::string (*case_of_option)(const NamedCommand&, const OptionInfo&),
+                 std::string (*case_of_command)(const NamedCommand&)) {
+  Cases cases;
+  for (const NamedCommand& each : commands) {
+    for (const OptionInfo& option : each.command->options)
+      if (!option.value.empty()) cases.options += case_of_option(each, option);
+    cases.commands += case_of_command(each);
+  }
+  return cases;
+}
+
 std::string option_patterns(const NamedCommand& command, const OptionInfo& option) {
   std::vector<std::string> patterns;
   for (const std::string& name : option.names) patterns.push_back(shell_quoted(command.name + " " + name));

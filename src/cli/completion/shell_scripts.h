@@ -29,4 +29,14 @@ std::string command_patterns(const std::vector<NamedCommand>& commands);
 // "'trunkline bench --backend'|'trunkline bench --engine'".
 std::string option_patterns(const NamedCommand& command, const OptionInfo& option);
 
+// The arms of the two `case` statements in the scripts for bash and zsh: what can follow an option that has a
+// value, and what belongs to a command.
+struct Cases {
+  std::string options;
+  std::string commands;
+};
+Cases make_cases(const std::vector<NamedCommand>& commands,
+                 std::string (*case_of_option)(const NamedCommand&, const OptionInfo&),
+                 std::string (*case_of_command)(const NamedCommand&));
+
 }  // namespace trunkline::cli

@@ -41,13 +41,7 @@ std::string command_case(const NamedCommand& named) {
 
 std::string zsh_script(const CommandInfo& program) {
   const auto commands = all_commands(program);
-  std::string values;
-  std::string names;
-  for (const NamedCommand& each : commands) {
-    for (const OptionInfo& option : each.command->options)
-      if (!option.value.empty()) values += value_case(each, option);
-    names += command_case(each);
-  }
+  const Cases cases = make_cases(commands, value_case, command_case);
   return fmt::format(R"(#compdef {0}
 # Completion of {0} for zsh; made by: {0} completion zsh
 _{0}() {{
@@ -75,7 +69,7 @@ else
   compdef _{0} {0}
 fi
 )",
-                     program.name, command_patterns(commands), values, names);
+                     program.name, command_patterns(commands), cases.options, cases.commands);
 }
 
 }  // namespace trunkline::cli

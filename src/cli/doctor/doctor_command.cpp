@@ -205,7 +205,8 @@ void add_doctor(CLI::App& app, std::function<int()>& chosen) {
   CLI::App* const command =
       app.add_subcommand("doctor", "Report what this machine and its disks can do, and what to change");
   const auto arguments = std::make_shared<Arguments>();
-  command->add_option("PATH", arguments->paths, "Directories or files to examine [.]")->type_name("");
+  command->add_option("PATH", arguments->paths, "Directories or files to examine (default: .)")
+      ->type_name("");
   command->add_flag("--json", arguments->json, "Print one JSON document");
   command->callback([arguments, &chosen] { chosen = [arguments] { return run(*arguments); }; });
 }

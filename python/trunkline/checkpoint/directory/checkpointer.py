@@ -19,7 +19,7 @@ from trunkline._arguments import (
 from trunkline._core import CheckpointStore, Engine
 from trunkline._errors import Corrupt, Error, Format, Unsupported, add_note
 from trunkline._exit_hook import check_threads_run
-from trunkline._formats.checkpoint_names import dangling_steps, misnamed_steps
+from trunkline._formats.checkpoint_names import ignored_steps
 from trunkline._formats.selection import Keys, Selection
 from trunkline._formats.tensor_reader import TensorReader
 from trunkline._logging import Log
@@ -582,19 +582,10 @@ class Checkpointer:
 
     def _warn_of_ignored(self) -> None:
         """Warn once of each folder that is ignored: it has an unusual name, or is a dangling link."""
-        why = {
-            name: f"{name} is ignored: rename it to {right} to make it count"
-            for name, right in misnamed_steps(self._absolute).items()
-        }
-        for name, target in dangling_steps(self._absolute).items():
-            why[name] = (
-                f"{name} is ignored: it is a symbolic link to {target}, which does not exist; mount that "
-                "disk before you continue from an older step, or remove the link"
-            )
-        for name, text in sorted(why.items()):
+        for name, why in ignored_steps(self._absolute).items():
             if name not in self._ignored:
                 self._ignored.add(name)
-                warn_without_failing(f"{self._absolute}: {text}", caller())
+                warn_without_failing(f"{self._absolute}: {name} is ignored: {why}", caller())
 
     def _start_over(self) -> None:
         """Forget what was loaded and saved: the existing checkpoints belong to an earlier run.

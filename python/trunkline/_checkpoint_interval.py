@@ -33,6 +33,17 @@ def lost_share(interval: float, save: float, mtbf: float, restart: float) -> flo
     return 1 - interval / wall
 
 
+def lost_work(interval: float, save: float, mtbf: float) -> float:
+    """Return how much of the computing a failure undoes on average: what came after the last save.
+
+    The mean of min(t, interval) over the times t, from the end of that save, at which a failure comes before
+    the end of the next one: they are distributed as exp(-t / mtbf) / mtbf.
+    """
+    none_until_saved = math.exp(-(interval + save) / mtbf)
+    mean = -mtbf * math.expm1(-interval / mtbf) - interval * none_until_saved
+    return mean / -math.expm1(-(interval + save) / mtbf)
+
+
 def longest_save(budget: float, mtbf: float, restart: float) -> float | None:
     """Return the longest save with which the best interval loses at most `budget`, a share of the time.
 
