@@ -6,8 +6,8 @@ from typing import Any
 
 from trunkline._html import escaped, figure, page, table
 from trunkline._sizes import size
+from trunkline._svg import Chart, Series, axis
 from trunkline.workload._readable import duration, quantity
-from trunkline.workload._svg import Chart, Series, axis
 
 _BLUE, _ORANGE, _PURPLE = "#1f6feb", "#e0a030", "#7a5bc2"
 _DISK_NUMBERS = (
