@@ -144,6 +144,23 @@ def split_memory(budget: int, dense_bytes: Sequence[int], least: int, wanted: in
     return max(least, budget - paged_bytes(dense_bytes), min(wanted, room))
 
 
+_AHEAD_BYTES = 64 << 20  # more in flight does not make disks faster
+_MOST = 0.9
+
+
+def units_ahead(per_token: int, unit_bytes: int, slots: int) -> int:
+    """Return how many units of each pool of experts are read ahead.
+
+    `per_token`: experts that a token uses. `unit_bytes`: of the largest unit. `slots`: of the smallest pool.
+    """
+    return max(per_token, min(_AHEAD_BYTES // unit_bytes, slots // 4))
+
+
+def uses_most(used: int, count: int) -> bool:
+    """Return whether a step with `used` of a layer's `count` experts will use most of the next layer's."""
+    return used >= _MOST * count
+
+
 def _whole_pages(nbytes: int) -> int:
     return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
 
