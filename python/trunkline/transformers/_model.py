@@ -242,6 +242,7 @@ def _load(checkpoint: Checkpoint, memory: Memory, wanted: WantedPack, making: Mo
     if plan.experts is not None:
         _route(streaming, checkpoint.model, plan.experts, weights)
         streaming.expert_bytes = sum(each.nbytes for each in plan.experts.experts)
+        streaming.expert_modules = [each.name for each in plan.experts.experts]
         streaming.expert_matrices = len(plan.experts.experts[0].weights)
     if not memory.on_gpu and (streaming.streamed_bytes or streaming.experts is not None):
         streaming.idle_team = idle_team()
