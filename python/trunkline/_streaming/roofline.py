@@ -273,12 +273,19 @@ def _probabilities(experts: ExpertSizes, skew: float) -> list[float]:
 
 
 def rate(
-    sizes: Sizes, memory_budget: int, bandwidth: float, batch_size: int, compute: Compute, skew: float = 0.0
+    sizes: Sizes,
+    memory_budget: int,
+    bandwidth: float,
+    batch_size: int,
+    compute: Compute,
+    expert_bytes: float = 0.0,
 ) -> Rate:
-    """Return the rate of decoding; `bandwidth`: of the storage, in bytes per second."""
-    read = streamed_bytes(sizes, memory_budget)
-    of_experts, _ = expert_bytes_read(sizes, cache_bytes(sizes, memory_budget), batch_size, skew)
-    return Rate(batch_size, (read + of_experts) / bandwidth, compute(sizes.active_bytes, batch_size))
+    """Return the rate of decoding.
+
+    `bandwidth`: of the storage, in bytes per second. `expert_bytes`: of experts, read in each step.
+    """
+    read = streamed_bytes(sizes, memory_budget) + expert_bytes
+    return Rate(batch_size, read / bandwidth, compute(sizes.active_bytes, batch_size))
 
 
 def rate_on_gpu(
