@@ -155,7 +155,8 @@ def read(path: Path) -> RoutingTrace:
 def parse(lines: Iterable[bytes], path: str) -> RoutingTrace:
     """Parse the lines of the file at `path`, each with its end. Raises as read() does."""
     number, checksum = 0, 0
-    model, modules = "", ()
+    model = ""
+    modules: tuple[tuple[str, int], ...] = ()
     steps: list[Step] = []
     for number, line in enumerate(lines, 1):
         where = f"{path}: line {number}"

@@ -101,22 +101,17 @@ def plan(
     found = find_model(model_dir, revision=revision, cache_dir=cache_dir, subfolder=subfolder, needed=config)
     folder = found.path
     sizes, routed, model_dtype, name = _sizes_of_model(found, dtype, text_only)
+    trace = None if routing_trace is None else _cache_sizes(routing_trace, routed, name, batch_size)
     budget = budget_argument(memory_budget, target)
     bytes_per_second = _storage_bandwidth(bandwidth, volumes, folder)
     compute = _compute_argument(flops, model_dtype, target)
     predictor: _CpuPredictor | _GpuPredictor
     if target.type == "cpu":
-        trace = None if routing_trace is None else _cache_sizes(routing_trace, routed, name, batch_size)
         predictor = _CpuPredictor(sizes, routed, compute, float(skew), trace)
         sizes = predictor.sizes(budget)
     else:
         host = default_budget() if host_memory is None else parse_size(host_memory, "host_memory")
-        bus = (
-            _machine.measure_copying(target)
-            if bus_bandwidth is None
-            else _bandwidth_argument(bus_bandwidth, "bus_bandwidth")
-        )
-        predictor = _GpuPredictor(sizes, compute, host, bus)
+        predictor = _GpuPredictor(sizes, compute, host, _bus_bandwidth(bus_bandwidth, target))
     least = predictor.least_budget
     return {
         "device": str(target),
@@ -356,6 +351,12 @@ def _storage_bandwidth(
     return _machine.measure_reading(
         [folder] if volumes is None else [FilePath(path_name(volume)) for volume in volumes]
     )
+
+
+def _bus_bandwidth(bandwidth: float | str | None, target: torch.device) -> float:
+    if bandwidth is None:
+        return _machine.measure_copying(target)
+    return _bandwidth_argument(bandwidth, "bus_bandwidth")
 
 
 def _compute_argument(flops: float | None, dtype: torch.dtype, target: torch.device) -> Compute:
