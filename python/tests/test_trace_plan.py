@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from support_experts import small_config
 from support_models import make_folder, save_model
@@ -12,6 +13,9 @@ from test_streaming import least
 
 import trunkline as tl
 from trunkline import cli
+from trunkline._streaming.cache_sizes import CacheSizes
+from trunkline._streaming.roofline import ExpertSizes, Sizes, expert_bytes_read
+from trunkline._streaming.routing_trace import RoutingTrace, Step
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
@@ -102,3 +106,37 @@ def test_the_command_line_shows_and_draws_the_hit_rates(
     assert "--trace: " in run("--trace", trace, "--batch", 7, expect=2).err
     trace.write_bytes(trace.read_bytes().replace(b"[0,", b"[1,", 1))
     assert "trace: line 2 is damaged" in run("--trace", trace, expect=1).err
+
+
+def routed_by(skew: float, tokens: int, rows: int) -> RoutingTrace:
+    """Return a trace of a router that chooses by Zipf's law."""
+    rng = numpy.random.default_rng(3)
+    ranks = [rng.permutation(EXPERTS) for _ in range(LAYERS)]
+    steps = []
+    for _ in range(tokens):
+        for layer in range(LAYERS):
+            # Gumbel's trick: the largest are a draw without replacement.
+            keys = rng.gumbel(size=(rows, EXPERTS)) - skew * numpy.log(ranks[layer] + 1.0)
+            chosen = numpy.argsort(-keys, axis=1)[:, :PER_TOKEN]
+            counts = numpy.bincount(chosen.reshape(-1), minlength=EXPERTS)
+            uses = tuple((expert, int(counts[expert])) for expert in numpy.flatnonzero(counts).tolist())
+            steps.append(Step(layer, rows, uses))
+    return RoutingTrace("made up", "none", tuple((str(n), EXPERTS) for n in range(LAYERS)), tuple(steps))
+
+
+LAYERS, EXPERTS, PER_TOKEN = 4, 64, 4
+
+
+@pytest.mark.parametrize("skew", [0.0, 1.0])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_an_assumed_skew_predicts_what_the_schedule_reads(skew: float, rows: int) -> None:
+    experts = (ExpertSizes(EXPERTS, PER_TOKEN, (65536, 32768)),) * LAYERS
+    replays = CacheSizes(routed_by(skew, 2000, rows), experts, rows)
+    sizes = Sizes(0, (), experts=experts)
+    for share in (0.25, 0.5):
+        cached = int(share * LAYERS * EXPERTS * experts[0].expert_bytes)
+        read, used = expert_bytes_read(sizes, cached, rows, skew)
+        replayed = replays.at(cached)
+        assert used == pytest.approx(replayed.used_bytes, rel=0.02)
+        assert 1 - read / used == pytest.approx(replayed.hit_rate, rel=0.2)
+        assert read == pytest.approx(replayed.read_bytes, rel=0.15)

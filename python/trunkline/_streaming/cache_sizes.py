@@ -51,11 +51,9 @@ class CacheSizes:
             known = ", ".join(map(str, found[:_NAMED]))
             raise ValueError(f"{trace.path} has no steps of {tokens} tokens; it has {known or 'no steps'}")
         self._per_token = max(each.per_token for each in experts)
-        self._used_bytes = sum(
-            len(step.uses) * experts[step.module].expert_bytes
-            for step in trace.steps
-            if step.tokens == tokens
-        )
+        counted = [step for step in trace.steps if step.tokens == tokens]
+        self._used = sum(len(step.uses) for step in counted)
+        self._used_bytes = sum(len(step.uses) * experts[step.module].expert_bytes for step in counted)
         pools: dict[int, int] = {}
         modules = [
             (each.count, [pools.setdefault(nbytes, len(pools)) for nbytes in each.matrix_bytes])
@@ -108,10 +106,10 @@ class CacheSizes:
 
     def _replayed(self, slots: Sequence[int], cached_bytes: int) -> Replayed:
         replay, uses = self._replay, max(1, self._replay.uses)
-        every, counted = replay.replay(
-            slots, units_ahead(self._per_token, max(self._sizes), min(slots)), self._tokens
-        )
+        ahead = units_ahead(self._per_token, max(self._sizes), min(slots))
+        every, counted = replay.replay(slots, ahead, self._tokens)
         passes = counted["steps"] / len(self._experts)
+        for_misses = min(ahead, round(self._used / counted["steps"]))
         read = sum(
             units * nbytes for units, nbytes in zip(counted["units_read"], self._pool_bytes, strict=True)
         )
@@ -122,7 +120,7 @@ class CacheSizes:
             self._used_bytes / passes,
             lru=replay.lru_hits(slots) / uses,
             lfu=replay.lfu_hits(slots) / uses,
-            static=replay.static_hits(slots, self._per_token) / uses,
+            static=replay.static_hits(slots, for_misses) / uses,
         )
 
 

@@ -1,5 +1,7 @@
 """How fast a streamed model can be: bounded by bytes over bandwidth, or by computing."""
 
+import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -7,6 +9,7 @@ from trunkline import _core
 from trunkline._errors import OutOfBudget
 
 PAGE_BYTES = 4096
+_BISECTIONS = 40
 
 # Seconds that a pass computes: (bytes of weights, rows in the batch).
 Compute = Callable[[int, int], float]
@@ -254,22 +257,34 @@ def expert_bytes_read(sizes: Sizes, memory: int, rows: int, skew: float) -> tupl
     read = used = 0.0
     for each in sizes.experts:
         cached = share * each.count
-        for rank, probability in enumerate(_probabilities(each, skew)):
+        for rank, probability in enumerate(_probabilities(each.count, each.per_token, skew)):
             nbytes = each.expert_bytes * (1 - (1 - probability) ** rows)
             used += nbytes
             read += nbytes * min(1.0, max(0.0, rank + 1 - cached))
     return read, used
 
 
-def _probabilities(experts: ExpertSizes, skew: float) -> list[float]:
-    """Return for each expert, the most popular first, how probable it is that a token uses it."""
-    weights = [(rank + 1) ** -skew for rank in range(experts.count)]
-    left, rest = float(experts.per_token), sum(weights)
-    found: list[float] = []
-    for weight in weights:
-        found.append(min(1.0, left * weight / rest))
-        left, rest = left - found[-1], max(rest - weight, 1e-300)
-    return found
+@functools.cache
+def _probabilities(count: int, per_token: int, skew: float) -> list[float]:
+    """Return for each of `count` experts, the most popular first, how probable it is that a token uses it.
+
+    A draw without replacement takes the experts in the order in which exponential clocks of these rates ring.
+    So an expert is used whose clock rings until a time at which, on average, as many as are used have rung.
+    """
+    if per_token >= count:
+        return [1.0] * count
+    weights = [(rank + 1) ** -skew for rank in range(count)]
+
+    def rung(time: float) -> list[float]:
+        return [-math.expm1(-weight * time) for weight in weights]
+
+    low, high = 0.0, 1.0
+    while sum(rung(high)) < per_token:
+        low, high = high, 2 * high
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(rung(middle)) < per_token else (low, middle)
+    return rung(high)
 
 
 def rate(
