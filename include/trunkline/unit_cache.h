@@ -69,6 +69,16 @@ struct UnitCacheStats {
   std::uint64_t failed = 0;     // units that could not be read
 };
 
+// What UnitCacheStats counts, of the steps of one group, and of its units.
+struct UnitGroupStats {
+  std::uint64_t requests = 0;
+  std::uint64_t hits = 0;
+  std::uint64_t misses = 0;
+  std::uint64_t units_read = 0;
+  std::uint64_t bytes_read = 0;
+  std::uint64_t evictions = 0;  // units of the group that were evicted
+};
+
 class UnitCacheCore;  // src/stream/unit_cache_core.h
 
 // A step requests its units, which starts reading all that are not in memory (as far as read_ahead and slots
@@ -111,6 +121,7 @@ class UnitCache {
 
   const CachePlacement& placement() const;
   UnitCacheStats stats() const;
+  std::vector<UnitGroupStats> group_stats() const;  // by group
 
   // For each unit a number from 0 to 1 that grows with the share of its group's tokens that used it, over
   // about the last thousand and what UnitCacheOptions::use_rates said before.

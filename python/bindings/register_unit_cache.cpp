@@ -122,6 +122,21 @@ nb::dict stats_of(UnitCacheObject& self) {
   return dict;
 }
 
+nb::list group_stats_of(UnitCacheObject& self) {
+  nb::list list;
+  for (const UnitGroupStats& stats : self.cache().group_stats()) {
+    nb::dict dict;
+    dict["requests"] = stats.requests;
+    dict["hits"] = stats.hits;
+    dict["misses"] = stats.misses;
+    dict["units_read"] = stats.units_read;
+    dict["bytes_read"] = stats.bytes_read;
+    dict["evictions"] = stats.evictions;
+    list.append(dict);
+  }
+  return list;
+}
+
 nb::dict dict_of(const CachePlacement& placement) {
   nb::dict dict;
   dict["slots"] = nb::cast(placement.slots);
@@ -183,6 +198,8 @@ void register_unit_cache(nb::module_& module) {
           "\"slots\" and \"slot_bytes\" of each pool, and \"memory_bytes\" of all slots.")
       .def("stats", &stats_of, nb::sig("def stats(self) -> dict[str, float]"),
            "Counts, bytes and seconds since the cache was opened.")
+      .def("group_stats", &group_stats_of, nb::sig("def group_stats(self) -> list[dict[str, int]]"),
+           "Those of the counts and bytes that belong to one group each, by group.")
       .def(
           "use_rates", [](UnitCacheObject& self) { return self.cache().use_rates(); },
           nb::sig("def use_rates(self) -> list[float]"),

@@ -20,6 +20,7 @@ from trunkline._core import CheckpointSave, CheckpointStore
 
 # A developer's own tunings change no test, nor the processes that tests start.
 os.environ["TRUNKLINE_TUNING"] = "off"
+os.environ.pop("TRUNKLINE_ROUTING_TRACE", None)
 
 # In the background of a shell script, Ctrl-C is ignored; the processes that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

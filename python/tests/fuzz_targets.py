@@ -27,6 +27,7 @@ from trunkline._formats.safetensors import folder
 from trunkline._streaming import expert_use as use_file
 from trunkline._streaming import location
 from trunkline._streaming import manifest as pack_manifest
+from trunkline._streaming import routing_trace as traces
 from trunkline.checkpoint.state import restore as restoring
 from trunkline.checkpoint.state import tree
 from trunkline.data import _npy as npy_files
@@ -128,6 +129,25 @@ def expert_use(data: bytes) -> BaseException | None:
     except tl.Format as error:
         return error
     assert all(0 <= rate <= 1 for of_module in rates.values() for rate in of_module)
+    return None
+
+
+def routing_trace(data: bytes) -> BaseException | None:
+    """Steps use experts that there are. Lines that begin with the letter x get valid checksums."""
+    lines, checksum = [], 0
+    for line in data.splitlines(keepends=True):
+        if line.startswith(b"x"):
+            text = line[1:].rstrip(b"\n")
+            checksum = crc32c(text, checksum)
+            line = b"%b %08x\n" % (text, checksum)
+        lines.append(line)
+    try:
+        trace = traces.parse(lines, "fuzz.trace")
+    except _REFUSED as error:
+        return error
+    for step in trace.steps:
+        assert step.tokens > 0
+        assert all(0 <= expert < trace.modules[step.module][1] and used > 0 for expert, used in step.uses)
     return None
 
 
@@ -306,7 +326,7 @@ TARGETS: dict[str, Target] = {
     each.__name__: each
     for each in (
         *(pt_directory, pt_pickle, pt_archive, pack, pack_descriptor, pack_mark, safetensors_index, dcp),
-        *(skeleton, skeleton_into, npy, npz, workload_file, expert_use),
+        *(skeleton, skeleton_into, npy, npz, workload_file, expert_use, routing_trace),
     )
 }
 
@@ -387,6 +407,18 @@ def _use_seed() -> bytes:
     crc32c = tl._core.crc32c(json.dumps(modules).encode())
     document = {"format": "trunkline expert use", "version": 1, "modules": modules, "crc32c": crc32c}
     return json.dumps(document).encode()
+
+
+def _trace_seeds() -> list[bytes]:
+    header = (
+        '{"format": "trunkline routing trace", "version": 1, "model": "m", "modules": [["a", 4], ["b", 8]]}'
+    )
+    lines = [header, "[0,1,[3]]", "[1,5,[0,2,7],[5,1,4]]", "[0,9,[]]"]
+    valid, checksum = [], 0
+    for line in lines:
+        checksum = crc32c(line.encode(), checksum)
+        valid.append(f"{line} {checksum:08x}\n")
+    return ["".join(valid).encode(), "".join(f"x{line}\n" for line in lines).encode()]
 
 
 def _dcp_seeds() -> list[bytes]:
@@ -470,6 +502,8 @@ def seeds(name: str) -> list[bytes]:
         return [_pack_seed()]
     if name == "expert_use":
         return [_use_seed()]
+    if name == "routing_trace":
+        return _trace_seeds()
     if name == "pack_descriptor":
         return [b'{"id":"0123456789abcdef","member":0,"members":2,"stripe_bytes":4096}']
     if name == "pack_mark":

@@ -372,3 +372,22 @@ def test_a_plan_knows_routing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="skew: must be a number from 0"):
         read(skew=-1)
     assert "experts" not in tl.stream.plan(folder, memory_budget="1GB", bandwidth=1e9, flops=1e12)
+
+
+def test_layers_are_in_the_statistics_on_request_only(tmp_path: Path) -> None:
+    model = routed(make_folder(tmp_path, "qwen3-moe"))
+    assert "layers" not in of_experts(model)
+    fresh = tl.stream.stats(model, per_layer=True)["experts"]["layers"]
+    assert [(each["steps"], each["hit_rate"], each["used_per_step"]) for each in fresh] == [
+        (0, None, None)
+    ] * 4
+    several_passes(model)
+    experts = tl.stream.stats(model, per_layer=True)["experts"]
+    for key in ("hits", "misses", "bytes_read", "evictions", "steps"):
+        assert sum(layer[key] for layer in experts["layers"]) == experts[key] > 0
+    assert {layer["steps"] for layer in experts["layers"]} == {12}
+    assert experts["layers"][2]["name"] == "model.layers.2.mlp.experts"
+    whole = tl.transformers.from_pretrained(tmp_path, memory_budget="1GB")
+    assert "experts" not in tl.stream.stats(whole, per_layer=True)
+    with pytest.raises(TypeError, match="per_layer: must be True or False"):
+        tl.stream.stats(model, per_layer="yes")  # type: ignore[arg-type]

@@ -10,10 +10,10 @@ from xml.etree import ElementTree
 import pytest
 from support_replaced import each_value_replaced
 
+from trunkline._svg import Axis, Chart, Series, axis
 from trunkline.workload import cli, compare, run, write_report
 from trunkline.workload._parse import parse_text
 from trunkline.workload._results import text_of
-from trunkline.workload._svg import Axis, Chart, Series, axis
 from trunkline.workload._time_line import MOST_BUCKETS, merged_time_line
 
 WORKLOAD = """

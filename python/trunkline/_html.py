@@ -64,6 +64,22 @@ def check_page_name(path: str) -> None:
         raise ValueError(f"--report: {path} must end with .html: a report is a page of HTML")
 
 
+def check_plot_name(path: str) -> None:
+    """Raise ValueError unless the name ends as that of a chart or a page."""
+    if not path.endswith((".svg", ".html")):
+        raise ValueError(f"--plot: {path} must end with .svg (a chart) or .html (a page)")
+
+
+def check_plot(path: str) -> None:
+    """Raise ValueError, before anything is computed, if no plot can be written."""
+    check_plot_name(path)
+    try:
+        check_writable(Path(path))
+    except OSError as error:
+        why = why_not_writable(error, Path(path))
+        raise ValueError(f"--plot: cannot write {path}: {why}") from error
+
+
 def why_not_writable(error: OSError, path: Path) -> str:
     """Describe an error of check_writable(), with what to do."""
     if error.errno is None:

@@ -110,6 +110,8 @@ std::size_t CacheSchedule::slot_for(const Pool& pool, bool may_evict_wanted) con
       if (last == kNone || position_[unit] > position_[slots_[last].unit]) last = slot;
       continue;
     }
+    // No unit is worth less than its rate, which takes less to know than its value.
+    if (lowest != kNone && rates_.rate(unit) >= lowest_value) continue;
     const double of_unit = value(unit);
     if (lowest != kNone && of_unit >= lowest_value) continue;
     lowest = slot;

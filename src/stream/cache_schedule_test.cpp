@@ -1,15 +1,11 @@
-// Table tests of a cache's decisions, and its hit rates on traces beside those of other policies.
+// Table tests of a cache's decisions. cache_replay_test.cpp compares its hit rates with those of other
+// policies.
 #include "stream/cache_schedule.h"
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <functional>
-#include <numeric>
-#include <random>
-#include <string>
 #include <utility>
+#include <vector>
 
 namespace trunkline {
 namespace {
@@ -182,161 +178,6 @@ TEST(UseRates, OnlyTokensOfItsOwnGroupMakeAUnitLessUsed) {
   EXPECT_EQ(rates.rate(0), rate);
   rates.record(0, {}, 1'000'000);
   EXPECT_EQ(rates.rate(0), 0.0);
-}
-
-// Which experts each layer uses for each token.
-struct Trace {
-  std::string name;
-  std::size_t layers = 6;
-  std::size_t experts = 32;
-  std::vector<std::vector<Units>> tokens;  // [token][layer]: units
-};
-
-struct Router {
-  double exponent = 0;           // of a Zipf distribution; 0: uniform
-  double repeats = 0;            // probability that a token uses an expert of the one before
-  std::size_t changes = 100000;  // after so many tokens other experts are popular
-};
-
-Trace make_trace(std::string name, const Router& router, std::size_t top_k = 4, std::size_t tokens = 1500) {
-  std::mt19937_64 random(5);
-  Trace trace{.name = std::move(name), .tokens = {}};
-  std::vector<double> weights;
-  for (std::size_t rank = 1; rank <= trace.experts; ++rank)
-    weights.push_back(std::pow(static_cast<double>(rank), -router.exponent));
-  std::discrete_distribution<std::size_t> rank(weights.begin(), weights.end());
-  std::bernoulli_distribution repeats(router.repeats);
-  std::vector<Units> ranked(trace.layers, Units(trace.experts));
-  for (Units& of_layer : ranked) std::iota(of_layer.begin(), of_layer.end(), 0U);
-  for (std::size_t token = 0; token < tokens; ++token) {
-    trace.tokens.emplace_back();
-    for (std::size_t layer = 0; layer < trace.layers; ++layer) {
-      if (token % router.changes == 0) std::ranges::shuffle(ranked[layer], random);
-      Units used;
-      while (used.size() < top_k) {
-        std::size_t unit = layer * trace.experts + ranked[layer][rank(random)];
-        if (token > 0 && repeats(random)) unit = trace.tokens[token - 1][layer][random() % top_k];
-        if (std::ranges::find(used, unit) == used.end()) used.push_back(unit);
-      }
-      trace.tokens[token].push_back(std::move(used));
-    }
-  }
-  return trace;
-}
-
-double hit_rate(std::size_t hits, const Trace& trace) {
-  return 100.0 * static_cast<double>(hits) /
-         static_cast<double>(trace.tokens.size() * trace.layers * trace.tokens[0][0].size());
-}
-
-double of_schedule(const Trace& trace, std::size_t count) {
-  std::vector<CacheSchedule::Place> places;
-  for (std::size_t unit = 0; unit < trace.layers * trace.experts; ++unit)
-    places.push_back({.group = unit / trace.experts, .pool = 0});
-  const std::vector<std::size_t> slots{count};
-  CacheSchedule schedule(places, slots, 8);
-  std::size_t hits = 0;
-  for (const auto& token : trace.tokens) {
-    for (std::size_t layer = 0; layer < trace.layers; ++layer) {
-      for (const std::size_t unit : token[layer]) hits += schedule.slot_of(unit) != kNone ? 1 : 0;
-      schedule.request(layer, uses(token[layer]), 1);
-      for (const std::size_t unit : token[layer]) {
-        while (schedule.next()) {
-        }
-        if (schedule.slot_of(unit) == kNone) {
-          EXPECT_TRUE(schedule.read_now(unit));
-        }
-        schedule.finish(unit);
-      }
-    }
-  }
-  return hit_rate(hits, trace);
-}
-
-// A cache that evicts the unit with the lowest value, but none of the present step: all of its misses are
-// read at once. `value` is called for each use.
-double of_values(const Trace& trace, std::size_t count,
-                 const std::function<double(std::size_t unit, double now)>& value) {
-  std::vector<double> values(trace.layers * trace.experts);
-  std::vector<bool> cached(values.size());
-  std::size_t hits = 0;
-  std::size_t filled = 0;
-  double now = 0;
-  for (const auto& token : trace.tokens) {
-    for (const Units& used : token) {
-      for (const std::size_t unit : used) {
-        values[unit] = value(unit, ++now);
-        if (cached[unit]) {
-          ++hits;
-          continue;
-        }
-        if (filled == count) {
-          std::size_t lowest = kNone;
-          for (std::size_t other = 0; other < values.size(); ++other) {
-            if (!cached[other] || std::ranges::find(used, other) != used.end()) continue;
-            if (lowest == kNone || values[other] < values[lowest]) lowest = other;
-          }
-          cached[lowest] = false;
-        } else {
-          ++filled;
-        }
-        cached[unit] = true;
-      }
-    }
-  }
-  return hit_rate(hits, trace);
-}
-
-double of_lru(const Trace& trace, std::size_t count) {
-  return of_values(trace, count, [](std::size_t, double now) { return now; });
-}
-
-double of_lfu(const Trace& trace, std::size_t count) {
-  std::vector<double> used(trace.layers * trace.experts);
-  return of_values(trace, count, [&](std::size_t unit, double) { return used[unit] += 1; });
-}
-
-// A fixed choice by what the first half of the trace uses, beside the slots that misses pass through.
-double of_static(const Trace& trace, std::size_t count) {
-  std::vector<std::size_t> used(trace.layers * trace.experts);
-  for (std::size_t token = 0; token < trace.tokens.size() / 2; ++token) {
-    for (const Units& units : trace.tokens[token]) {
-      for (const std::size_t unit : units) ++used[unit];
-    }
-  }
-  Units chosen(used.size());
-  std::iota(chosen.begin(), chosen.end(), 0U);
-  std::ranges::sort(chosen, std::ranges::greater{}, [&](std::size_t unit) { return used[unit]; });
-  chosen.resize(count - trace.tokens[0][0].size());
-  std::size_t hits = 0;
-  for (const auto& token : trace.tokens) {
-    for (const Units& units : token) {
-      for (const std::size_t unit : units) hits += std::ranges::find(chosen, unit) != chosen.end() ? 1U : 0U;
-    }
-  }
-  return hit_rate(hits, trace);
-}
-
-TEST(CacheSchedule, HitsAreAtMostTwoPointsBelowTheBestOfLruLfuAndStatic) {
-  const std::vector<Trace> traces{
-      make_trace("uniform", {}),
-      make_trace("Zipf 1.0", {.exponent = 1.0}),
-      make_trace("Zipf 0.7", {.exponent = 0.7}),
-      make_trace("repeating", {.repeats = 0.5}),
-      make_trace("Zipf 1.0, repeating", {.exponent = 1.0, .repeats = 0.3}),
-      make_trace("Zipf 1.0, changing", {.exponent = 1.0, .changes = 300}),
-      make_trace("top 1", {.exponent = 1.0}, 1, 4500),
-  };
-  for (const Trace& trace : traces) {
-    // Of 192 units; the working set of a token is 24.
-    for (const std::size_t slots : {12U, 24U, 48U, 96U}) {
-      const double best = std::max({of_lru(trace, slots), of_lfu(trace, slots), of_static(trace, slots)});
-      const double found = of_schedule(trace, slots);
-      EXPECT_GE(found, best - 2.0) << trace.name << ", " << slots << " slots: lru " << of_lru(trace, slots)
-                                   << ", lfu " << of_lfu(trace, slots) << ", static "
-                                   << of_static(trace, slots);
-    }
-  }
 }
 
 TEST(CacheSchedule, AScanOfAllUnitsLeavesWhatIsUsedMost) {

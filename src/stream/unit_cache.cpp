@@ -64,6 +64,8 @@ const CachePlacement& UnitCache::placement() const { return core_->placement(); 
 
 UnitCacheStats UnitCache::stats() const { return core_->stats(); }
 
+std::vector<UnitGroupStats> UnitCache::group_stats() const { return core_->group_stats(); }
+
 std::vector<double> UnitCache::use_rates() const { return core_->use_rates(); }
 
 }  // namespace trunkline

@@ -31,6 +31,7 @@ UnitCacheCore::UnitCacheCore(const Engine& engine, std::vector<File> files, std:
       placement_(std::move(placement)),
       schedule_(places_, placement_.slots, std::max<std::size_t>(options.read_ahead, 1)),
       checked_(places_.size()) {
+  for (const auto& [group, pool] : places_) group_stats_.resize(std::max(group_stats_.size(), group + 1));
   if (!options.use_rates.empty()) schedule_.restore_use_rates(options.use_rates);
 }
 
@@ -71,6 +72,11 @@ UnitCacheStats UnitCacheCore::stats() const {
   return stats;
 }
 
+std::vector<UnitGroupStats> UnitCacheCore::group_stats() const {
+  const std::scoped_lock lock(mutex_);
+  return group_stats_;
+}
+
 std::vector<double> UnitCacheCore::use_rates() const {
   const std::scoped_lock lock(mutex_);
   return schedule_.use_rates();
@@ -95,6 +101,8 @@ void UnitCacheCore::update(Slot& slot) {
 
 Status UnitCacheCore::request(std::size_t group, std::span<const UnitUse> uses, std::uint64_t tokens,
                               std::span<const std::size_t> expected) {
+  if (group >= group_stats_.size())
+    return std::unexpected(wrong(fmt::format("group: {} of {}", group, group_stats_.size())));
   for (const UnitUse& use : uses) {
     if (auto known = check_unit(use.unit); !known) return known;
     if (places_[use.unit].group != group) {
@@ -107,6 +115,8 @@ Status UnitCacheCore::request(std::size_t group, std::span<const UnitUse> uses, 
   }
   Lock lock(mutex_);
   ++stats_.requests;
+  UnitGroupStats& of_group = group_stats_[group];
+  ++of_group.requests;
   for (const UnitUse& use : uses) {
     Slot* slot = slot_of(use.unit);
     if (slot != nullptr && slot->state == State::failed && slot->waiters == 0) {
@@ -114,6 +124,7 @@ Status UnitCacheCore::request(std::size_t group, std::span<const UnitUse> uses, 
       slot = nullptr;
     }
     ++(slot != nullptr ? stats_.hits : stats_.misses);
+    ++(slot != nullptr ? of_group.hits : of_group.misses);
   }
   schedule_.request(group, uses, tokens, expected);
   read_ahead(lock);
@@ -132,7 +143,10 @@ void UnitCacheCore::read_ahead(Lock& lock) {
 
 void UnitCacheCore::assign(const CacheSchedule::Read& read) {
   Slot& slot = slots_[read.slot];
-  if (read.evicted != kNone) ++stats_.evictions;
+  if (read.evicted != kNone) {
+    ++stats_.evictions;
+    ++group_stats_[places_[read.evicted].group].evictions;
+  }
   slot.unit = read.unit;
   slot.state = State::reading;
   slot.is_checked = false;
@@ -210,7 +224,12 @@ void UnitCacheCore::arrived(Slot& slot, const Result<std::uint64_t>& result) {
   } else {
     slot.state = State::ready;
     ++stats_.units_read;
-    for (const StreamPart& part : unit.parts) stats_.bytes_read += part.bytes;
+    std::uint64_t bytes = 0;
+    for (const StreamPart& part : unit.parts) bytes += part.bytes;
+    stats_.bytes_read += bytes;
+    UnitGroupStats& of_group = group_stats_[places_[slot.unit].group];
+    ++of_group.units_read;
+    of_group.bytes_read += bytes;
   }
   update(slot);
   if (--reading_ == 0) stats_.read_ns += since(reading_since_);

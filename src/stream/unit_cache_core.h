@@ -39,6 +39,7 @@ class UnitCacheCore {
   const MemoryView& memory() const { return memory_; }
   const CachePlacement& placement() const { return placement_; }
   UnitCacheStats stats() const;
+  std::vector<UnitGroupStats> group_stats() const;
   std::vector<double> use_rates() const;
 
  private:
@@ -108,6 +109,7 @@ class UnitCacheCore {
   std::vector<std::optional<std::uint64_t>>
       checked_;  // for each unit: the file version at which its bytes were verified
   UnitCacheStats stats_;
+  std::vector<UnitGroupStats> group_stats_;  // by group
 };
 
 }  // namespace trunkline

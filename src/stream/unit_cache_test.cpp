@@ -102,6 +102,41 @@ TEST_F(UnitCacheTest, EveryStepGetsTheStoredBytes) {
   }
 }
 
+TEST_F(UnitCacheTest, StatisticsOfGroupsAddUpToThoseOfTheCache) {
+  const Engine engine = make_engine();
+  UnitCache cache = open_cache(engine, 5);
+  for (int token = 0; token < test::scaled(20); ++token) ASSERT_TRUE(step(cache, random_).empty());
+  ASSERT_TRUE(request(cache, {4, 5, 6, 7}));
+  for (const std::size_t unit : {4U, 5U, 6U, 7U}) ASSERT_TRUE(use(cache, unit));
+  const UnitCacheStats stats = cache.stats();
+  const std::vector<UnitGroupStats> groups = cache.group_stats();
+  ASSERT_EQ(groups.size(), 4U);
+  UnitGroupStats sum;
+  for (const UnitGroupStats& each : groups) {
+    sum.requests += each.requests;
+    sum.hits += each.hits;
+    sum.misses += each.misses;
+    sum.units_read += each.units_read;
+    sum.bytes_read += each.bytes_read;
+    sum.evictions += each.evictions;
+  }
+  EXPECT_EQ(sum.requests, stats.requests);
+  EXPECT_EQ(sum.hits, stats.hits);
+  EXPECT_EQ(sum.misses, stats.misses);
+  EXPECT_EQ(sum.units_read, stats.units_read);
+  EXPECT_EQ(sum.bytes_read, stats.bytes_read);
+  EXPECT_EQ(sum.evictions, stats.evictions);
+  EXPECT_EQ(groups[1].requests, groups[0].requests + 1);
+  EXPECT_EQ(groups[1].hits + groups[1].misses, groups[0].hits + groups[0].misses + 4);
+}
+
+TEST_F(UnitCacheTest, AGroupThatDoesNotExistIsRejected) {
+  const Engine engine = make_engine();
+  UnitCache cache = open_cache(engine, 4);
+  EXPECT_EQ(cache.request(4, {}).error().kind, ErrorKind::invalid_argument);
+  EXPECT_EQ(cache.stats().requests, 0U);
+}
+
 TEST_F(UnitCacheTest, UnitsInSeveralPartsAndFilesArriveWhole) {
   for (int round = 0; round < test::scaled(12); ++round) {
     const Engine engine = make_engine();

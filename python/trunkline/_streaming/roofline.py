@@ -1,5 +1,7 @@
 """How fast a streamed model can be: bounded by bytes over bandwidth, or by computing."""
 
+import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -7,6 +9,7 @@ from trunkline import _core
 from trunkline._errors import OutOfBudget
 
 PAGE_BYTES = 4096
+_BISECTIONS = 40
 
 # Seconds that a pass computes: (bytes of weights, rows in the batch).
 Compute = Callable[[int, int], float]
@@ -144,6 +147,23 @@ def split_memory(budget: int, dense_bytes: Sequence[int], least: int, wanted: in
     return max(least, budget - paged_bytes(dense_bytes), min(wanted, room))
 
 
+_AHEAD_BYTES = 64 << 20  # more in flight does not make disks faster
+_MOST = 0.9
+
+
+def units_ahead(per_token: int, unit_bytes: int, slots: int) -> int:
+    """Return how many units of each pool of experts are read ahead.
+
+    `per_token`: experts that a token uses. `unit_bytes`: of the largest unit. `slots`: of the smallest pool.
+    """
+    return max(per_token, min(_AHEAD_BYTES // unit_bytes, slots // 4))
+
+
+def uses_most(used: int, count: int) -> bool:
+    """Return whether a step with `used` of a layer's `count` experts will use most of the next layer's."""
+    return used >= _MOST * count
+
+
 def _whole_pages(nbytes: int) -> int:
     return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
 
@@ -237,31 +257,50 @@ def expert_bytes_read(sizes: Sizes, memory: int, rows: int, skew: float) -> tupl
     read = used = 0.0
     for each in sizes.experts:
         cached = share * each.count
-        for rank, probability in enumerate(_probabilities(each, skew)):
+        for rank, probability in enumerate(_probabilities(each.count, each.per_token, skew)):
             nbytes = each.expert_bytes * (1 - (1 - probability) ** rows)
             used += nbytes
             read += nbytes * min(1.0, max(0.0, rank + 1 - cached))
     return read, used
 
 
-def _probabilities(experts: ExpertSizes, skew: float) -> list[float]:
-    """Return for each expert, the most popular first, how probable it is that a token uses it."""
-    weights = [(rank + 1) ** -skew for rank in range(experts.count)]
-    left, rest = float(experts.per_token), sum(weights)
-    found: list[float] = []
-    for weight in weights:
-        found.append(min(1.0, left * weight / rest))
-        left, rest = left - found[-1], max(rest - weight, 1e-300)
-    return found
+@functools.cache
+def _probabilities(count: int, per_token: int, skew: float) -> list[float]:
+    """Return for each of `count` experts, the most popular first, how probable it is that a token uses it.
+
+    A draw without replacement takes the experts in the order in which exponential clocks of these rates ring.
+    So an expert is used whose clock rings until a time at which, on average, as many as are used have rung.
+    """
+    if per_token >= count:
+        return [1.0] * count
+    weights = [(rank + 1) ** -skew for rank in range(count)]
+
+    def rung(time: float) -> list[float]:
+        return [-math.expm1(-weight * time) for weight in weights]
+
+    low, high = 0.0, 1.0
+    while sum(rung(high)) < per_token:
+        low, high = high, 2 * high
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(rung(middle)) < per_token else (low, middle)
+    return rung(high)
 
 
 def rate(
-    sizes: Sizes, memory_budget: int, bandwidth: float, batch_size: int, compute: Compute, skew: float = 0.0
+    sizes: Sizes,
+    memory_budget: int,
+    bandwidth: float,
+    batch_size: int,
+    compute: Compute,
+    expert_bytes: float = 0.0,
 ) -> Rate:
-    """Return the rate of decoding; `bandwidth`: of the storage, in bytes per second."""
-    read = streamed_bytes(sizes, memory_budget)
-    of_experts, _ = expert_bytes_read(sizes, cache_bytes(sizes, memory_budget), batch_size, skew)
-    return Rate(batch_size, (read + of_experts) / bandwidth, compute(sizes.active_bytes, batch_size))
+    """Return the rate of decoding.
+
+    `bandwidth`: of the storage, in bytes per second. `expert_bytes`: of experts, read in each step.
+    """
+    read = streamed_bytes(sizes, memory_budget) + expert_bytes
+    return Rate(batch_size, read / bandwidth, compute(sizes.active_bytes, batch_size))
 
 
 def rate_on_gpu(

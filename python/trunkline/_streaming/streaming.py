@@ -1,9 +1,11 @@
 """The state and the statistics of a model whose weights are streamed."""
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from trunkline._arguments import bool_argument
 from trunkline._core import UnitCache, WeightStream
 from trunkline._streaming.idle_team import IdleTeam
 
@@ -28,13 +30,14 @@ class Streaming:
     experts: UnitCache | None = None  # None: no experts are read as tokens are routed to them
     expert_bytes: int = 0  # of all of those
     expert_matrices: int = 1  # of each
+    expert_modules: Sequence[str] = ()  # their names, by group of the cache
     idle_team: IdleTeam | None = None  # while any weights are read during passes
 
 
 streaming_of: "weakref.WeakKeyDictionary[Any, Streaming]" = weakref.WeakKeyDictionary()
 
 
-def stats(model: Any) -> dict[str, Any]:
+def stats(model: Any, *, per_layer: bool = False) -> dict[str, Any]:
     """Return statistics of a model that trunkline.transformers.from_pretrained returned.
 
     "passes" counts passes through its layers (one for the prompt, one for each further token), and "seconds"
@@ -56,10 +59,13 @@ def stats(model: Any) -> dict[str, Any]:
     "hit_rate" of the matrices that steps needed, "bytes_read", "bytes_per_pass", "evictions", "steps" (of a
     layer each), "used_per_step" (experts), "cached_bytes" that the cache has room for, and "total_bytes" of
     all experts. "streamed_bytes" are then those of all other weights; all other bytes and seconds include the
-    experts.
+    experts. With `per_layer`, "experts" also has "layers", a list of dicts: the "name" of the module, and its
+    own "steps", "used_per_step" (on average, how many different experts the tokens of a step use), "hits",
+    "misses", "hit_rate", "bytes_read" and "evictions" (of its matrices).
 
     `model` may be wrapped by torch.compile. Raises TypeError for any other model. Thread-safe.
     """
+    bool_argument(per_layer, "per_layer")
     model = getattr(model, "_orig_mod", model)
     streaming = streaming_of.get(model) if hasattr(model, "parameters") else None
     if streaming is None:
@@ -107,6 +113,11 @@ def stats(model: Any) -> dict[str, Any]:
     }
     if streaming.experts is not None:
         found["experts"] = _of_experts(cached, cache_bytes, streaming, passes)
+        if per_layer:
+            found["experts"]["layers"] = [
+                {"name": name} | _counts(group, streaming)
+                for name, group in zip(streaming.expert_modules, streaming.experts.group_stats(), strict=True)
+            ]
     if on_gpu:
         found |= {
             "host_bytes": host_bytes,
@@ -123,17 +134,24 @@ def _sum(counts: dict[str, Any], cached: dict[str, Any], name: str) -> Any:
 def _of_experts(
     cached: dict[str, Any], cache_bytes: int, streaming: Streaming, passes: int
 ) -> dict[str, Any]:
-    needed = cached["hits"] + cached["misses"]
-    steps = cached["requests"]
     return {
-        "hits": cached["hits"],
-        "misses": cached["misses"],
-        "hit_rate": cached["hits"] / needed if needed else None,
-        "bytes_read": cached["bytes_read"],
+        **_counts(cached, streaming),
         "bytes_per_pass": cached["bytes_read"] / passes if passes else None,
-        "evictions": cached["evictions"],
-        "steps": steps,
-        "used_per_step": needed / streaming.expert_matrices / steps if steps else None,
         "cached_bytes": cache_bytes,
         "total_bytes": streaming.expert_bytes,
+    }
+
+
+def _counts(counted: dict[str, Any], streaming: Streaming) -> dict[str, Any]:
+    """Return what a cache, or a group of it, has counted."""
+    needed = counted["hits"] + counted["misses"]
+    steps = counted["requests"]
+    return {
+        "hits": counted["hits"],
+        "misses": counted["misses"],
+        "hit_rate": counted["hits"] / needed if needed else None,
+        "bytes_read": counted["bytes_read"],
+        "evictions": counted["evictions"],
+        "steps": steps,
+        "used_per_step": needed / streaming.expert_matrices / steps if steps else None,
     }

@@ -13,6 +13,8 @@ from trunkline._errors import OutOfBudget, Unsupported
 from trunkline._modes import independent_of_modes
 from trunkline._paths import path_name
 from trunkline._streaming import roofline as rooflines
+from trunkline._streaming import routing_trace as traces
+from trunkline._streaming.cache_sizes import CacheSizes
 from trunkline._streaming.memory import budget_argument, default_budget
 from trunkline._streaming.roofline import Compute, GpuMemory, Rate, Sizes
 from trunkline._types import Path
@@ -39,6 +41,7 @@ def plan(
     dtype: torch.dtype | str | None = None,
     flops: float | None = None,
     skew: float = 0.0,
+    routing_trace: "Path | None" = None,
     revision: str | None = None,
     cache_dir: "Path | None" = None,
     subfolder: str = "",
@@ -60,7 +63,8 @@ def plan(
 
     Of a mixture of experts on a CPU, each step reads the experts that its tokens use and that are not in
     memory. How many of those are depends on the router; `skew` is the exponent of the Zipf distribution by
-    which it is assumed to choose (0: uniformly; measure yours by the "hit_rate" of stats()).
+    which it is assumed to choose (0: uniformly). `routing_trace`: a file that from_pretrained recorded; the
+    routing is then what the trace has, of its steps with `batch_size` tokens, and `skew` is not used.
 
     Returns a dict: "model", "weight_bytes", "least_budget", "memory_budget", "resident_bytes" that stay in
     memory with it ("least_resident_bytes" with any budget), "streamed_bytes" in each step, "bandwidth",
@@ -72,14 +76,23 @@ def plan(
     "copied_bytes" to it in each step, "bus_bandwidth", "bus_seconds", and a list "host"; "bound" may be
     "bus". Where experts are read as tokens are routed to them, "experts" is a dict: their "total_bytes", how
     many bytes are cached ("cached_bytes"), used and read in a step ("used_bytes", "read_bytes"; these are not
-    in "streamed_bytes"), and the "hit_rate".
+    in "streamed_bytes"), and the "hit_rate". With a trace, that is of all of its steps, beginning with an
+    empty cache, and the bytes are averages; "trace" is a dict: its "file", "model" and "steps", those of them
+    with `batch_size` tokens ("steps_of_batch"), the share of uses that are the first of an expert
+    ("first_uses": no cache that is empty at first avoids reading these), and "sizes", a list of dicts over
+    sizes of the cache: "cached_bytes", the share of all experts ("cached"), the "memory_budget" with which
+    the cache has that size, "hit_rate", what it would be with other policies ("lru", "lfu", and "static": the
+    experts that the first half of the trace uses most), "read_bytes", and the speed.
 
     Raises OutOfBudget, which names the least budget; Unsupported as from_pretrained does; FileNotFoundError
-    if there is no file to measure; ValueError for arguments out of range.
+    if there is no file to measure; ValueError for arguments out of range, and for a trace of another model or
+    without such steps; Corrupt and Format, which name the line, for a trace that cannot be read.
     """
     target = _device_argument(device)
     _check_device(target, host_memory, bus_bandwidth, (memory_budget, bus_bandwidth, flops))
     _check_numbers(batch_size, skew)
+    if routing_trace is not None and target.type != "cpu":
+        raise ValueError("routing_trace: only for a model on the CPU; on a GPU whole layers are streamed")
     # Imported here: modules of transformers take seconds.
     from trunkline.transformers.hub import find_model
     from trunkline.transformers.planned_pack import planned_pack
@@ -88,21 +101,17 @@ def plan(
     found = find_model(model_dir, revision=revision, cache_dir=cache_dir, subfolder=subfolder, needed=config)
     folder = found.path
     sizes, routed, model_dtype, name = _sizes_of_model(found, dtype, text_only)
+    trace = None if routing_trace is None else _cache_sizes(routing_trace, routed, name, batch_size)
     budget = budget_argument(memory_budget, target)
     bytes_per_second = _storage_bandwidth(bandwidth, volumes, folder)
     compute = _compute_argument(flops, model_dtype, target)
     predictor: _CpuPredictor | _GpuPredictor
     if target.type == "cpu":
-        predictor = _CpuPredictor(sizes, routed, compute, float(skew))
+        predictor = _CpuPredictor(sizes, routed, compute, float(skew), trace)
         sizes = predictor.sizes(budget)
     else:
         host = default_budget() if host_memory is None else parse_size(host_memory, "host_memory")
-        bus = (
-            _machine.measure_copying(target)
-            if bus_bandwidth is None
-            else _bandwidth_argument(bus_bandwidth, "bus_bandwidth")
-        )
-        predictor = _GpuPredictor(sizes, compute, host, bus)
+        predictor = _GpuPredictor(sizes, compute, host, _bus_bandwidth(bus_bandwidth, target))
     least = predictor.least_budget
     return {
         "device": str(target),
@@ -116,7 +125,9 @@ def plan(
         "bandwidth": bytes_per_second,
         **predictor.rate(budget, bytes_per_second, batch_size),
         **predictor.extra_fields(budget, bytes_per_second, batch_size),
-        "batch_sizes": [predictor.rate(budget, bytes_per_second, rows) for rows in BATCH_SIZES],
+        "batch_sizes": [
+            predictor.rate(budget, bytes_per_second, rows) for rows in predictor.batch_sizes(batch_size)
+        ],
         "memory": [
             {"memory_budget": memory, **rate}
             for memory in _budgets(least, budget, sizes.weight_bytes)
@@ -132,14 +143,18 @@ def plan(
 class _CpuPredictor:
     """A model whose weights are in main memory and in storage.
 
-    `routed`: its sizes with experts that are read as tokens are routed to them; None if it has none.
+    `routed`: its sizes with experts that are read as tokens are routed to them; None if it has none. `trace`:
+    of its routing.
     """
 
-    def __init__(self, whole: Sizes, routed: Sizes | None, compute: Compute, skew: float) -> None:
+    def __init__(
+        self, whole: Sizes, routed: Sizes | None, compute: Compute, skew: float, trace: CacheSizes | None
+    ) -> None:
         self._whole = whole
         self._routed = routed
         self._compute = compute
         self._skew = skew
+        self._trace = trace
         self.least_budget = min(each.least_budget for each in (whole, routed) if each is not None)
 
     def sizes(self, budget: int) -> Sizes:
@@ -160,26 +175,70 @@ class _CpuPredictor:
 
     def rate(self, budget: int, bandwidth: float, rows: int) -> dict[str, Any]:
         """Return the predicted speed."""
-        rate = rooflines.rate(self.sizes(budget), budget, bandwidth, rows, self._compute, self._skew)
-        return _rate_fields(rate)
+        sizes = self.sizes(budget)
+        read, _ = self._expert_bytes(sizes, budget, rows)
+        return _rate_fields(rooflines.rate(sizes, budget, bandwidth, rows, self._compute, read))
 
     possible_rate = rate
 
+    def batch_sizes(self, rows: int) -> Sequence[int]:
+        """Return those to compare; of a trace only `rows` are known."""
+        return BATCH_SIZES if self._trace is None else (rows,)
+
+    def _expert_bytes(self, sizes: Sizes, budget: int, rows: int) -> tuple[float, float]:
+        """Return the bytes of experts that a step reads, and those that it uses."""
+        cached = rooflines.cache_bytes(sizes, budget)
+        if self._trace is None or not sizes.experts:
+            return rooflines.expert_bytes_read(sizes, cached, rows, self._skew)
+        replayed = self._trace.at(cached)
+        return replayed.read_bytes, replayed.used_bytes
+
     def extra_fields(self, budget: int, bandwidth: float, rows: int) -> dict[str, Any]:
-        """Return further fields of the result: those of experts."""
+        """Return further fields of the result: those of experts, and of a trace."""
         sizes = self.sizes(budget)
         if not sizes.experts:
-            return {}
+            return self._trace_fields(bandwidth, rows)
         cached = rooflines.cache_bytes(sizes, budget)
-        read, used = rooflines.expert_bytes_read(sizes, cached, rows, self._skew)
+        return {**self._expert_fields(budget, rows), **self._trace_fields(bandwidth, rows, cached)}
+
+    def _expert_fields(self, budget: int, rows: int) -> dict[str, Any]:
+        sizes = self.sizes(budget)
+        cached, trace = rooflines.cache_bytes(sizes, budget), self._trace
+        read, used = self._expert_bytes(sizes, budget, rows)
         experts = {
             "total_bytes": sizes.weight_bytes - sizes.dense_bytes,
             "cached_bytes": cached,
             "used_bytes": round(used),
             "read_bytes": round(read),
-            "hit_rate": 1 - read / used,
+            "hit_rate": 1 - read / used if trace is None else trace.at(cached).hit_rate,
         }
         return {"experts": experts}
+
+    def _trace_fields(self, bandwidth: float, rows: int, *cached: int) -> dict[str, Any]:
+        """Return what a trace says about sizes of the cache, these among them."""
+        trace, sizes = self._trace, self._routed
+        if trace is None or sizes is None:
+            return {}
+        dense = sizes.resident_bytes + rooflines.paged_bytes(sizes.unit_bytes)
+        total = sizes.weight_bytes - sizes.dense_bytes
+        compute = self._compute(sizes.active_bytes, rows)
+        found = []
+        # Experts get the memory for a step before other units do: rooflines.split_memory.
+        for each in trace.over_sizes(sizes.cache_bytes_of_a_step, *cached):
+            rate = Rate(rows, each.read_bytes / bandwidth, compute)
+            found.append(
+                {
+                    "cached_bytes": each.cached_bytes,
+                    "cached": each.cached_bytes / total,
+                    "memory_budget": dense + each.cached_bytes,
+                    **{
+                        name: getattr(each, name)
+                        for name in ("hit_rate", "lru", "lfu", "static", "read_bytes")
+                    },
+                    **_rate_fields(rate),
+                }
+            )
+        return {"trace": {**trace.document, "sizes": found}}
 
 
 class _GpuPredictor:
@@ -194,6 +253,10 @@ class _GpuPredictor:
         self._host = host
         self._bus = bus
         self.least_budget = sizes.least_budget
+
+    def batch_sizes(self, rows: int) -> Sequence[int]:
+        """Return those to compare."""
+        return BATCH_SIZES
 
     def streamed_fields(self, budget: int) -> dict[str, int]:
         """Return the bytes that stay in the GPU's memory, and those that each step streams from storage."""
@@ -226,6 +289,17 @@ class _GpuPredictor:
                 {"host_memory": host, **self.rate(budget, bandwidth, rows, host)} for host in sorted(hosts)
             ],
         }
+
+
+def _cache_sizes(path: Path, routed: Sizes | None, name: str, rows: int) -> CacheSizes:
+    """Read a trace, and return it with the sizes of the model's experts."""
+    if routed is None:
+        raise ValueError(f"routing_trace: {name} has no experts that can be read one by one")
+    trace = traces.read(FilePath(path_name(path, "routing_trace")))
+    try:
+        return CacheSizes(trace, routed.experts, rows)
+    except ValueError as error:
+        raise ValueError(f"routing_trace: {error}") from None
 
 
 def _device_argument(device: "str | torch.device") -> torch.device:
@@ -277,6 +351,12 @@ def _storage_bandwidth(
     return _machine.measure_reading(
         [folder] if volumes is None else [FilePath(path_name(volume)) for volume in volumes]
     )
+
+
+def _bus_bandwidth(bandwidth: float | str | None, target: torch.device) -> float:
+    if bandwidth is None:
+        return _machine.measure_copying(target)
+    return _bandwidth_argument(bandwidth, "bus_bandwidth")
 
 
 def _compute_argument(flops: float | None, dtype: torch.dtype, target: torch.device) -> Compute:

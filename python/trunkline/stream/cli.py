@@ -2,12 +2,15 @@
 
 import argparse
 import errno
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from trunkline._command import Parser, run_command
 from trunkline._errors import Unsupported
+from trunkline._html import check_plot
 from trunkline._sizes import size
+from trunkline.stream._trace_text import trace_lines, write_plot
 
 _SHOWN_IN_GB = 10**8  # and more
 
@@ -24,6 +27,7 @@ _OPTIONS = {
     "volumes": "--volumes",
     "flops": "--flops",
     "text_only": "--text-only",
+    "routing_trace": "--trace",
 }  # by the arguments of plan() and pack()
 
 
@@ -148,6 +152,15 @@ def _add_plan(commands: Any) -> Parser:
         metavar="S",
         help="Zipf exponent of a router's choices; 0 is uniform (default: 0)",
     )
+    plan.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="what the model's router chose, as from_pretrained(..., routing_trace=FILE) recorded it; adds "
+        "the hit rate over sizes of the memory for experts",
+    )
+    plan.add_argument(
+        "--plot", metavar="FILE", help="draw the hit rates of --trace: as a chart (.svg), or a page (.html)"
+    )
     plan.set_defaults(run=_plan)
     return plan
 
@@ -217,6 +230,10 @@ def _remove_pack(name_or_path: str) -> tuple[dict[str, Any], str]:
 
 
 def _plan(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    if options.plot is not None:
+        if options.trace is None:
+            raise ValueError("--plot requires --trace")
+        check_plot(options.plot)
     _require_transformers()
     from trunkline.stream import plan
 
@@ -232,9 +249,13 @@ def _plan(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         dtype=options.dtype,
         flops=options.flops,
         skew=options.skew,
+        routing_trace=options.trace,
         revision=options.revision,
         text_only=options.text_only,
     )
+    if options.plot is not None:
+        write_plot(document, options.plot)
+        print(f"plot: {options.plot}", file=sys.stderr)
     return document, table(document)
 
 
@@ -275,6 +296,7 @@ def table(document: dict[str, Any]) -> str:
             for row in document[key]
         ]
         lines.append("")
+    lines += [*trace_lines(document["trace"]), ""] if "trace" in document else []
     return "\n".join(lines[:-1])
 
 

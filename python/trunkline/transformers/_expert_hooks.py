@@ -4,17 +4,14 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
 from trunkline._core import File, UnitCache
+from trunkline._streaming.roofline import uses_most
 from trunkline._streaming.weight_hooks import not_compiled
 from trunkline.transformers._expert_plan import ExpertPlan
 from trunkline.transformers._routed_weights import ExpertMemory, RoutedMatrices, RoutedWeight
-from trunkline.transformers.experts import Experts, routing_of
-
-# A step that uses at least this share of a layer's experts will use most of the next layer's as well.
-_MOST = 0.9
+from trunkline.transformers.experts import Experts, routing_of, uses_of
 
 
 def route(
@@ -24,7 +21,7 @@ def route(
 
     `used`: what use_of() returned in an earlier run; {} if there was none.
     """
-    rates = [rate for each in plan.experts for _ in each.weights for rate in used.get(_name(each), ())]
+    rates = [rate for each in plan.experts for _ in each.weights for rate in used.get(each.name, ())]
     cache = UnitCache(
         list(files),
         plan.units,
@@ -55,13 +52,9 @@ def use_plan(plan: ExpertPlan) -> list[tuple[str, int, int]]:
     """Return each module's name, the unit of its first expert, and how many experts it has."""
     found, first = [], 0
     for each in plan.experts:
-        found.append((_name(each), first, each.count))
+        found.append((each.name, first, each.count))
         first += each.count * len(each.weights)  # all matrices of an expert are used together
     return found
-
-
-def _name(experts: Experts) -> str:
-    return experts.weights[0].path.rpartition(".")[0]
 
 
 class _ExpertHooks:
@@ -94,10 +87,9 @@ class _ExpertHooks:
         routing = routing_of(arguments, named)
         if routing is None or routing.dim() == 0:
             return
-        counts = torch.bincount(routing.reshape(-1), minlength=self._count)[: self._count].tolist()
-        used = [(expert, tokens) for expert, tokens in enumerate(counts) if tokens]
+        used = uses_of(routing, self._count)
         uses = [(first + expert, tokens) for first in self._firsts for expert, tokens in used]
-        expected = self.following if len(used) >= _MOST * self._count else []
+        expected = self.following if uses_most(len(used), self._count) else []
         self._memory.cache.request(self._group, uses, routing.shape[0], expected)
 
     def after(self, module: nn.Module, arguments: Any, output: Any) -> None:

@@ -5,15 +5,13 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from trunkline import _core
-from trunkline._streaming.roofline import split_memory
+from trunkline._streaming.roofline import split_memory, units_ahead
 from trunkline._streaming.stored import FileTensor, StreamUnit
 from trunkline.transformers.experts import Experts
 from trunkline.transformers.stored_model import Division
 
 # A unit of UnitCache, the group of units among which a token chooses, and the pool of units that share slots.
 CacheUnit: TypeAlias = tuple[StreamUnit, int, int]
-
-_AHEAD_BYTES = 64 << 20  # more in flight does not make disks faster
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ def plan_experts(
     memory_bytes = split_memory(budget, dense_bytes, known.least_cache_bytes, known.cache_bytes_of_a_step)
     sizes = [unit[1] for unit, _, _ in units]
     slots = _core.place_pools(sizes, [pool for _, _, pool in units], memory_bytes)["slots"]
-    ahead = max(per_token, min(_AHEAD_BYTES // max(sizes), min(slots) // 4))
+    ahead = units_ahead(per_token, max(sizes), min(slots))
     return ExpertPlan(division.experts, units, memory_bytes, ahead)
 
 

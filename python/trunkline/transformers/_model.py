@@ -54,6 +54,7 @@ from trunkline.transformers._placement import (
     plan_placement,
 )
 from trunkline.transformers._prompt_parts import prompt_modules
+from trunkline.transformers._routing_record import recording
 from trunkline.transformers.hub import find_model
 from trunkline.transformers.stored_model import Checkpoint, read_checkpoint
 
@@ -78,6 +79,7 @@ def from_pretrained(
     config: Any = None,
     device_map: Any = None,
     text_only: bool = False,
+    routing_trace: "Path | None" = None,
     **options: Any,
 ) -> Any:
     """Load a language model whose weights need not fit into memory; the model is otherwise stock.
@@ -108,6 +110,10 @@ def from_pretrained(
     vision towers and encoders stay in memory. `text_only`: load only the causal language model
     (AutoModelForCausalLM), where transformers has one.
 
+    `routing_trace`: a file that records which experts of a mixture of experts each step uses, for
+    trunkline.stream.plan (None: the one that TRUNKLINE_ROUTING_TRACE in the environment names, if it is set).
+    An earlier trace of that name is replaced, any other file is not (FileExistsError).
+
     `subfolder`, `cache_dir`, `config`, `device_map` (of one device, or "auto") and `options` are those of
     transformers, with the same meaning: torch_dtype, attn_implementation, generation_config, ..., and
     attributes of the config. What streaming cannot honour, such as quantization_config, is rejected with the
@@ -136,7 +142,11 @@ def from_pretrained(
     with span("stream", "from_pretrained", str(found.path)):
         with span("stream", "read config and headers", str(found.path)):
             checkpoint = read_checkpoint(found, dtype, unit, making)
-        return _load(checkpoint, memory, wanted, making)
+        experts = [] if checkpoint.routed is None else checkpoint.routed.experts
+        with recording(routing_trace, checkpoint.name, experts) as record:
+            model = _load(checkpoint, memory, wanted, making)
+            record(model)
+        return model
 
 
 _PARAMETERS = tuple(
@@ -242,6 +252,7 @@ def _load(checkpoint: Checkpoint, memory: Memory, wanted: WantedPack, making: Mo
     if plan.experts is not None:
         _route(streaming, checkpoint.model, plan.experts, weights)
         streaming.expert_bytes = sum(each.nbytes for each in plan.experts.experts)
+        streaming.expert_modules = [each.name for each in plan.experts.experts]
         streaming.expert_matrices = len(plan.experts.experts[0].weights)
     if not memory.on_gpu and (streaming.streamed_bytes or streaming.experts is not None):
         streaming.idle_team = idle_team()

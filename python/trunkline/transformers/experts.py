@@ -29,6 +29,11 @@ class Experts:
     weights: list[Weight]
 
     @property
+    def name(self) -> str:
+        """The module's name in the model."""
+        return self.weights[0].path.rpartition(".")[0]
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all experts."""
         return sum(weight.nbytes for weight in self.weights)
@@ -68,6 +73,12 @@ def experts_per_token(config: Any, count: int) -> int:
         if type(value) is int and value > 0:
             return min(value, count)
     return min(_USUAL_PER_TOKEN, count)
+
+
+def uses_of(routing: torch.Tensor, count: int) -> list[tuple[int, int]]:
+    """Return which of `count` experts are used, and by how many tokens each; `routing`: of routing_of()."""
+    counts = torch.bincount(routing.reshape(-1), minlength=count)[:count].tolist()
+    return [(expert, tokens) for expert, tokens in enumerate(counts) if tokens]
 
 
 def routing_of(arguments: Any, named: Any) -> torch.Tensor | None:

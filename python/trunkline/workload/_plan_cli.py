@@ -3,15 +3,14 @@
 import argparse
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from trunkline._core import parse_size
-from trunkline._html import check_writable, why_not_writable
+from trunkline._html import check_plot
 from trunkline.workload._builtin import name_of_kind
 from trunkline.workload._disk_numbers import measured_disk, with_given
 from trunkline.workload._plan import CheckpointBudget, plan
-from trunkline.workload._plan_text import check_plot_name, plan_text, write_plot
+from trunkline.workload._plan_text import plan_text, write_plot
 from trunkline.workload._spec import Workload
 from trunkline.workload._storage import Disk, Server
 
@@ -122,7 +121,7 @@ def run_plan(
 ) -> tuple[dict[str, Any], str]:
     """Compute the plan, and draw it; return the document, and the text."""
     if options.plot is not None:
-        _check_plot(options.plot)
+        check_plot(options.plot)
     options.workload = name_of_kind(options.workload, options.accelerator_kind)
     document = plan(
         load(options),
@@ -137,16 +136,6 @@ def run_plan(
         write_plot(document, options.plot)
         print(f"plot: {options.plot}", file=sys.stderr)
     return document, plan_text(document)
-
-
-def _check_plot(path: str) -> None:
-    """Raise ValueError, before anything is computed, if no plot can be written."""
-    check_plot_name(path)
-    try:
-        check_writable(Path(path))
-    except OSError as error:
-        why = why_not_writable(error, Path(path))
-        raise ValueError(f"--plot: cannot write {path}: {why}") from error
 
 
 def _disk(options: argparse.Namespace) -> Disk:

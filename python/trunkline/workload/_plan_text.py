@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trunkline._html import escaped, figure, page, table
+from trunkline._html import check_plot_name, escaped, figure, page, table
 from trunkline._readable import duration, quantity
 from trunkline._sizes import size
-from trunkline.workload._svg import Chart, Series, axis
+from trunkline._svg import Chart, Series, axis
 
 _BLUE, _ORANGE, _PURPLE = "#1f6feb", "#e0a030", "#7a5bc2"
 _DISK_NUMBERS = (
@@ -61,12 +61,6 @@ def write_plot(plan: Mapping[str, Any], path: str) -> None:
             ],
         )
     Path(path).write_text(text, encoding="utf-8")
-
-
-def check_plot_name(path: str) -> None:
-    """Raise ValueError unless the name ends as that of a chart or a page."""
-    if not path.endswith((".svg", ".html")):
-        raise ValueError(f"--plot: {path} must end with .svg (a chart) or .html (a page)")
 
 
 def _title(plan: Mapping[str, Any]) -> str:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from trunkline._html import escaped, figure, page, table, write_page
 from trunkline._paths import path_name
 from trunkline._readable import duration, percent
+from trunkline._svg import Axis, Chart, Series, axis
 from trunkline.workload._documents import check_results, run_text
-from trunkline.workload._svg import Axis, Chart, Series, axis
 
 if TYPE_CHECKING:
     from trunkline._types import Path as AnyPath
