@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
 from support_dcp import blank, nested
@@ -56,6 +57,21 @@ def test_files(tmp_path: Path) -> None:
     )
     assert stage["ts"] <= write["ts"] <= read["ts"]
     assert len(found["copy and checksum"]) >= 2
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_new_memory_of_loads_is_made_resident_by_the_workers(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    state = {name: torch.randn(1 << 20) for name in "abc"} | {"small": torch.ones(7)}
+    if suffix == ".pt":
+        torch.save(state, path)
+    else:
+        safetensors.torch.save_file(state, path)
+    with tl.trace(tmp_path / "trace.json"):
+        loaded = tl.load(path)
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
+    populated = slices(tmp_path / "trace.json")["populate new memory"]
+    assert sum(each["args"]["bytes"] for each in populated) == 3 * 4 << 20
 
 
 def test_saves_in_the_background(tmp_path: Path) -> None:

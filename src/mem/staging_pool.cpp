@@ -17,7 +17,8 @@ Result<StagingBlock> StagingPool::take() {
   }
   auto block = Buffer::allocate_pageable(kBlockBytes, budget_);
   if (!block) return std::unexpected(block.error());
-  populate_pages(block->data(), block->size());
+  FreshMapping mapping{.data = block->data(), .bytes = block->size()};
+  populate_pages(mapping.data, mapping.bytes, mapping);
   return StagingBlock{.memory = std::move(*block)};
 }
 

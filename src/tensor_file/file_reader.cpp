@@ -10,7 +10,6 @@
 #include "base/threads.h"
 #include "base/trace.h"
 #include "io/engine_core.h"
-#include "mem/fresh_pages.h"
 #include "tensor_file/file_rules.h"
 
 namespace trunkline::tensor_file {
@@ -33,6 +32,7 @@ FileReader::FileReader(const Engine& engine, std::vector<Target> targets, const 
     for (const Block& block : blocks_.back()) bytes_total_ += block.bytes;
   }
   order_ = in_turns(blocks_);
+  for (const auto [layout, block] : order_) fresh_.add_block(targets_[layout].layout, blocks_[layout][block]);
   const std::size_t wanted = options.staging_bytes / StagingPool::kBlockBytes;
   ring_ = std::make_unique<StagingRing>(engine.core()->staging(),
                                         std::max<std::size_t>(1, std::min(wanted, order_.size())));
@@ -92,28 +92,20 @@ Status FileReader::read_all() {
   return {};
 }
 
-// Submits first, so that the disks are busy while this thread checksums what has arrived.
+// Submits first, so that the disks are busy while this thread checksums what has arrived; while nothing has,
+// it prepares memory for what will.
 void FileReader::work() {
   std::unique_lock lock(mutex_);
   while (!error_) {
-    if (next_ < order_.size() && may_send()) {
+    const bool may_populate = fresh_.first_unclaimed() < order_.size();
+    if (may_send()) {
       send(lock);
+    } else if (may_populate && waits_for_memory()) {
+      populate(lock);
     } else if (taken_ < arrived_.size()) {
-      const Arrived block = arrived_[taken_++];
-      ++working_;
-      lock.unlock();
-      std::vector<PartialChecksum> checksums = unpack(block);
-      lock.lock();
-      check(block, std::move(checksums));
-      const auto [layout, index] = block.place;
-      Device* const device = device_of(targets_[layout].layout, blocks_[layout][index]);
-      if (!error_ && device != nullptr && block.slot) {
-        land(lock, block, *block.slot, *device);
-      } else {
-        release(block);
-      }
-      --working_;
-      changed_.notify_all();
+      finish(lock);
+    } else if (may_populate) {
+      populate(lock);
     } else if (taken_ == order_.size()) {
       return;
     } else {
@@ -123,14 +115,56 @@ void FileReader::work() {
   }
 }
 
-bool FileReader::may_send() const {
+bool FileReader::has_room() const {
   const auto [layout, index] = order_[next_];
   if (blocks_[layout][index].direct != nullptr) return direct_pending_ < kMostDirect;
   return ring_->has_free() || ring_->may_grow();
 }
 
+// The memory of a staged block is needed only when it has arrived.
+bool FileReader::waits_for_memory() const {
+  if (next_ == order_.size() || fresh_.is_ready(next_) || !has_room()) return false;
+  const auto [layout, index] = order_[next_];
+  return blocks_[layout][index].direct != nullptr;
+}
+
+bool FileReader::may_send() const { return next_ < order_.size() && has_room() && !waits_for_memory(); }
+
+void FileReader::populate(std::unique_lock<std::mutex>& lock) {
+  const std::size_t number = fresh_.first_unclaimed();
+  fresh_.claim(number);
+  ++working_;
+  lock.unlock();
+  fresh_.populate(number);
+  lock.lock();
+  fresh_.set_ready(number);
+  --working_;
+  changed_.notify_all();
+}
+
+void FileReader::finish(std::unique_lock<std::mutex>& lock) {
+  const Arrived block = arrived_[taken_++];
+  const bool populates = fresh_.claim(block.number);
+  ++working_;
+  lock.unlock();
+  if (populates) fresh_.populate(block.number);
+  std::vector<PartialChecksum> checksums = unpack(block);
+  lock.lock();
+  if (populates) fresh_.set_ready(block.number);
+  check(block, std::move(checksums));
+  const auto [layout, index] = block.place;
+  Device* const device = device_of(targets_[layout].layout, blocks_[layout][index]);
+  if (!error_ && device != nullptr && block.slot) {
+    land(lock, block, *block.slot, *device);
+  } else {
+    release(block);
+  }
+  --working_;
+  changed_.notify_all();
+}
+
 void FileReader::send(std::unique_lock<std::mutex>& lock) {
-  Arrived sent{.place = order_[next_], .slot = std::nullopt};
+  Arrived sent{.place = order_[next_], .number = next_, .slot = std::nullopt};
   const Block& block = blocks_[sent.place.layout][sent.place.block];
   std::byte* data = nullptr;
   if (block.direct != nullptr) {
@@ -147,9 +181,6 @@ void FileReader::send(std::unique_lock<std::mutex>& lock) {
   ++next_;
   ++reading_;
   lock.unlock();
-  // Here, several threads do it ahead of the device; otherwise the kernel would, one page at a time during
-  // the transfer.
-  if (block.direct != nullptr && block.direct->fresh) populate_pages(data, block.bytes);
   Future future = targets_[sent.place.layout].file.async_pread({data, block.bytes}, block.offset);
   future.on_done([this, sent, future] { arrived(sent, future.result()); });
   lock.lock();

@@ -13,6 +13,7 @@
 #include "tensor_file/block_queue.h"
 #include "tensor_file/checksum_combiner.h"
 #include "tensor_file/device_copies.h"
+#include "tensor_file/fresh_targets.h"
 #include "tensor_file/staging_ring.h"
 #include "trunkline/engine.h"
 #include "trunkline/file.h"
@@ -35,7 +36,7 @@ struct ChecksumMismatch {
 
 // The path of one block: sent to be read, into its extent's memory where that is aligned, else into a staging
 // block -> arrived -> a worker checksums it and copies it to its destination; copies to device memory run
-// while the worker continues.
+// while the worker continues. Workers that have nothing else to do make the memory of later blocks resident.
 //
 // read() once, from any thread; cancel() and bytes_done() from any thread as well.
 class FileReader {
@@ -67,13 +68,18 @@ class FileReader {
  private:
   struct Arrived {
     BlockPlace place;
+    std::size_t number = 0;                  // in order_
     std::optional<StagingRing::Index> slot;  // nullopt: direct
   };
 
   Status check_sizes() const;
   Status read_all();
   void work();
+  bool has_room() const;
   bool may_send() const;
+  bool waits_for_memory() const;
+  void populate(std::unique_lock<std::mutex>& lock);
+  void finish(std::unique_lock<std::mutex>& lock);
   void send(std::unique_lock<std::mutex>& lock);
   void grow_ring(std::unique_lock<std::mutex>& lock);
   void arrived(const Arrived& block, const Result<std::uint64_t>& result);
@@ -96,6 +102,7 @@ class FileReader {
   std::condition_variable changed_;
   std::unique_ptr<StagingRing> ring_;
   std::vector<ChecksumCombiner> checksums_;
+  FreshTargets fresh_;
   std::size_t next_ = 0;  // in order_
   std::size_t reading_ = 0;
   std::size_t direct_pending_ = 0;  // sent, and not checksummed yet

@@ -82,6 +82,33 @@ TEST_F(FileReaderTest, FillsAllMemory) {
   }
 }
 
+// Blocks that are read into the new memory itself, and blocks that are copied into it.
+TEST_F(FileReaderTest, FillsNewMemory) {
+  const Engine engine = make_engine();
+  Sample sample;
+  sample.layout = {.path = root_.file("f"), .bytes = test::scaled(30 * kMiB)};
+  sample.file.resize(sample.layout.bytes);
+  for (std::byte& byte : sample.file) byte = static_cast<std::byte>(random_());
+  store(sample);
+  for (const std::uint64_t head : {0UL, 4096UL, 520UL}) {
+    for (const unsigned workers : {1U, 2U, 4U}) {
+      Sample targets;
+      targets.layout = sample.layout;
+      for (std::uint64_t at = head; at < sample.layout.bytes;) {
+        const std::uint64_t bytes = std::min(sample.layout.bytes - at, kMiB + random_() % 2000 * 4096);
+        targets.memory.push_back(Buffer::allocate_pageable(bytes).value());
+        targets.layout.extents.push_back(
+            {.offset = at, .memory = {targets.memory.back().data(), bytes}, .fresh = true});
+        at += bytes;
+      }
+      FileReader reader(engine, open(engine, {&targets}), {.workers = workers, .staging_bytes = 8 * kMiB});
+      const Status status = reader.read();
+      ASSERT_TRUE(status) << status.error().message;
+      expect_filled(targets, sample);
+    }
+  }
+}
+
 TEST_F(FileReaderTest, AFlippedBitIsFoundAndLocated) {
   const Engine engine = make_engine();
   for (int round = 0; round < test::scaled(30); ++round) {
