@@ -124,3 +124,9 @@ def test_without_a_limit_there_are_no_pauses() -> None:
     limit.start()
     limit.pace(1 << 40)
     assert clock.now == 100.0
+
+
+def test_what_was_set_aside_in_a_tier_is_not_copied_again() -> None:
+    local = [Commit(step, step) for step in range(1, 6)]
+    assert steps_to_copy(local, [], 1, None, above=3) == local[3:]
+    assert steps_to_copy(local, [Commit(9, 4)], 1, None) == local[4:]

@@ -227,6 +227,34 @@ def test_a_damaged_origin_is_named_and_loading_goes_on(tmp_path: Path) -> None:
     assert steps_in(tier) == [1, 2]
 
 
+def test_a_fresh_start_that_fails_leaves_the_earlier_run_able_to_copy(tmp_path: Path) -> None:
+    run, tier = tmp_path / "run", tmp_path / "tier"
+    first = tl.Checkpointer(run, keep=None, tiers=[tl.Tier(tier, keep=None)])
+    save_all(first, 1, 2)
+    first.wait_drained()
+    (run / "step-00000002").rename(tmp_path / "elsewhere")
+    (run / "step-00000002").symlink_to("../elsewhere")  # cannot be set aside
+    with pytest.raises(tl.Error):
+        save_all(tl.Checkpointer(run, tiers=[tl.Tier(tier)], fresh=True), 1)
+    assert steps_in(tier) == []
+    again = tl.Checkpointer(run, keep=None, tiers=[tl.Tier(tier, keep=None)])
+    assert again.load()["step"] == 2
+    save_all(again, 3, 4)
+    again.wait_drained()
+    assert steps_in(tier) == [3, 4]
+
+
+def test_a_new_tier_keeps_the_group_of_its_parent(tmp_path: Path) -> None:
+    project, tier = tmp_path / "project", tmp_path / "project" / "tier"
+    project.mkdir()
+    project.chmod(0o2770)
+    (tmp_path / "run").mkdir(0o700)
+    checkpoints = tl.Checkpointer(tmp_path / "run", tiers=[tl.Tier(tier)])
+    save_all(checkpoints, 1)
+    checkpoints.wait_drained()
+    assert tier.stat().st_mode & 0o7777 == 0o2700
+
+
 def modes_below(folder: Path) -> set[int]:
     """Of the shards and manifests."""
     return {

@@ -140,7 +140,10 @@ class StepCopy:
             self._manifest.step, [len(range(volume, shards, volumes)) for volume in range(volumes)]
         )
         if is_new:  # it has no copies yet; nobody may list them who may not list the originals
-            directory.chmod(_mode_of(self._tier.directory) & _mode_of(self._run_directory))
+            mode = stat.S_IMODE(directory.stat().st_mode)
+            private = mode & ~(0o777 & ~_mode_of(self._run_directory))  # setgid stays
+            if private != mode:
+                directory.chmod(private)
         return save
 
     def _shards(self, save: CheckpointSave) -> list[_Shard]:

@@ -19,7 +19,7 @@ from trunkline._tensor_io.flag import Flag
 from trunkline._trace import span
 from trunkline.checkpoint.save import saves_into
 from trunkline.checkpoint.tiers.copying import DamagedOriginalError, StepCopy
-from trunkline.checkpoint.tiers.listing import committed_in
+from trunkline.checkpoint.tiers.listing import committed_in, last_number_in
 from trunkline.checkpoint.tiers.plan import Commit, held_steps, steps_to_copy
 from trunkline.checkpoint.tiers.tier import Tier
 
@@ -214,7 +214,8 @@ class Drain:
         local = committed_in(self._source.directory, self.tier.every)
         candidates = [each for each in local if each not in self._damaged]
         there = committed_in(self.tier.directory)
-        return local, steps_to_copy(candidates, there, self.tier.every, self.tier.keep)
+        above = 0 if there else last_number_in(self.tier.directory)
+        return local, steps_to_copy(candidates, there, self.tier.every, self.tier.keep, above)
 
     def left(self) -> list[int]:
         """Return the steps that are still to be copied, if request() has been called."""

@@ -17,16 +17,17 @@ def is_due(step: int, every: int) -> bool:
 
 
 def steps_to_copy(
-    local: Iterable[Commit], there: Iterable[Commit], every: int, keep: int | None
+    local: Iterable[Commit], there: Iterable[Commit], every: int, keep: int | None, above: int = 0
 ) -> list[Commit]:
     """Return what to copy to a tier, in this order.
 
     local: what is in the directory of the run; there: what is in the tier. Steps are copied in the order of
     their commits, because the last commit of a directory is its latest step: what was committed before the
     last one that is there is not copied any more. Nor is what the tier would remove again at once, since it
-    keeps the last `keep` (None: all).
+    keeps the last `keep` (None: all). above: only later commits can be copied, since those up to this one
+    were set aside in the tier.
     """
-    newest = max((each.number for each in there), default=0)
+    newest = max((each.number for each in there), default=above)
     due = sorted(
         (each for each in local if is_due(each.step, every) and each.number > newest),
         key=lambda each: each.number,
