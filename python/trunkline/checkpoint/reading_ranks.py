@@ -61,7 +61,8 @@ class ReadingRanks:
         self._own: _OwnGroup | None = None
         if self.size > 1:
             await_ranks(given, "the call that reads files together")
-            self._own = _take_own_group(given, self.size)
+            with self._explained():
+                self._own = _take_own_group(given, self.size)
 
     @property
     def _group(self) -> Any:

@@ -79,8 +79,9 @@ _waits: "WeakKeyDictionary[Any, _Waits]" = WeakKeyDictionary()
 def await_ranks(group: Any, call: str) -> None:
     """Wait until all ranks of the group are in the call; signals are handled meanwhile.
 
-    Raises RankError, which names those that have not come, after the timeout of the group. All ranks of the
-    group must wait equally often. Not thread-safe for one group.
+    Raises RankError, which names those that have not come, after the timeout of the group; also once the
+    store of the group does not answer any more. All ranks of the group must wait equally often. Not
+    thread-safe for one group.
     """
     size = dist.get_world_size(group)
     if size == 1:
@@ -89,4 +90,12 @@ def await_ranks(group: Any, call: str) -> None:
         _waits[group] = _Waits(group)
     limit = timeout_of(group)
     seconds = _DEFAULT_SECONDS if limit is None else limit.total_seconds()
-    _waits[group].wait(dist.get_rank(group), size, call, seconds)
+    try:
+        _waits[group].wait(dist.get_rank(group), size, call, seconds)
+    except RuntimeError as error:  # torch's, of its store
+        raise rank_error(
+            0,
+            f"rank {dist.get_rank(group)} cannot wait for the other ranks in {call}: the store of the process "
+            "group does not answer; the process that has it, often rank 0, may have ended: "
+            f"{str(error).partition(chr(10))[0]}",
+        ) from error
