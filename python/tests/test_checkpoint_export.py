@@ -144,15 +144,18 @@ def test_what_safetensors_cannot_hold_is_refused_by_its_keys(checkpoint: Path, t
     tl.Checkpointer(tmp_path / "wide").save(0, {"a": torch.ones(2, dtype=torch.complex128)}, block=True)
     with pytest.raises(tl.Unsupported, match=r"no torch\.complex128, the dtype of 'a'"):
         tl.export_checkpoint(tmp_path / "wide", out)
+    tl.Checkpointer(tmp_path / "single").save(0, {"a": torch.ones(2)}, block=True)
     with pytest.raises(ValueError, match="has no 'modle'; there are 'model', "):
         tl.export_checkpoint(checkpoint, out, key="modle")
+    with pytest.raises(tl.Unsupported, match="is one tensor without a name: pass the key above it"):
+        tl.export_checkpoint(tmp_path / "single", out, key="a")
     with pytest.raises(ValueError, match="must end with one of .safetensors"):
         tl.export_checkpoint(checkpoint, tmp_path / "model.txt")
     with pytest.raises(tl.FileNotFoundError, match="no checkpoint of step 7"):
         tl.export_checkpoint(checkpoint, out, step=7)
     error = document("export", checkpoint, out, expect=1)["error"]["message"]
     assert error.endswith("or export only the tensors below one key: --key model")
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["run", "wide"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["run", "single", "wide"]
 
 
 def test_nothing_is_replaced_unless_told_to(checkpoint: Path, tmp_path: Path) -> None:

@@ -35,6 +35,12 @@ def flat_tensors(state: LazyState) -> FlatTensors:
     """
     found: dict[str, torch.Tensor] = {}
     others: list[str] = []
+    if isinstance(state.value, torch.Tensor):
+        raise Unsupported(
+            None,
+            f"tensors in safetensors files have names, and {state.source} is one tensor without a name: pass "
+            "the key above it (key=), or name a file that ends with .pt",
+        )
     _walk(state.value, "", found, others)
     if others:
         raise _not_tensors(state, others)
