@@ -57,7 +57,7 @@ class Run(NamedTuple):
     """A run of some nodes, and the entry that they are committing (None: none).
 
     alive: the nodes on which its processes still are. step: of the training. sent: the last message of the
-    coordinator.
+    coordinator. failed: entries that could not count when this one was begun.
     """
 
     branch: str
@@ -68,6 +68,7 @@ class Run(NamedTuple):
     step: int
     entry: int | None = None
     sent: str = ""
+    failed: Ids = frozenset()
 
 
 class State(NamedTuple):
@@ -162,7 +163,12 @@ class _Model:
         nodes = tuple(state.disks[node].node for node in run.nodes)
         name = f"save {number} of {run.branch} {run.history} on {nodes}"  # differs from all in other states
         entry = Entry(name, run.number, run.branch, run.history, nodes, run.step + 1)
-        after = state.with_run(index, run._replace(step=entry.step, entry=self._place(entry), sent="begin"))
+        decision = self._decision(tuple(state.disks[node] for node in run.nodes))[1]
+        if isinstance(decision, Exception):
+            raise Violation(f"{decision!r}\n{state}") from decision
+        failed = frozenset(self._places[each] for each in decision.failed)
+        begun = run._replace(step=entry.step, entry=self._place(entry), sent="begin", failed=failed)
+        after = state.with_run(index, begun)
         return after._replace(saves=number, ran=state.ran | {nodes})
 
     def _messages(self, state: State, index: int, run: Run, entry: int) -> Iterator[State]:
@@ -179,7 +185,9 @@ class _Model:
         if run.sent == "commit" and protocol.may_succeed(committed, count):
             yield state.with_run(index, run._replace(sent="done"))._replace(returned=entry)
         if run.sent == "done" and run.alive == set(run.nodes):
-            yield state.with_run(index, run._replace(entry=None, sent="", number=run.number + 1))
+            yield state.with_run(
+                index, run._replace(entry=None, sent="", number=run.number + 1, failed=frozenset())
+            )
 
     def _writes(self, state: State, run: Run, entry: int) -> Iterator[State]:
         """What the nodes write, each as far as it has messages."""
@@ -195,14 +203,18 @@ class _Model:
             if run.sent != "manifest" and entry not in disk.committed:
                 yield state.with_disk(node, disk._replace(committed=disk.committed | {entry}))
             if self._is_save(entry) and self._protocol.removes_after in ("prepared", run.sent):
-                after = self._without_older(disk, entry)
+                after = self._without_older(disk, entry, run.failed)
                 if after != disk:
                     yield state.with_disk(node, after)
 
-    def _without_older(self, disk: Disk, entry: int) -> Disk:
-        """Keep one of the lineage."""
+    def _without_older(self, disk: Disk, entry: int, failed: Ids) -> Disk:
+        """Keep one of the lineage, no loads, and nothing that failed."""
         this = self._entries[entry]
-        older = {each for each in disk.prepared if each != entry and this.continues(self._entries[each])}
+        older = failed | {
+            each
+            for each in disk.prepared
+            if each != entry and (this.continues(self._entries[each]) or not self._is_save(each))
+        }
         return Disk(disk.node, *(kept - older for kept in disk[1:]))
 
     # A restart -------------------------------------------------------------------------------------------
