@@ -35,10 +35,11 @@ A load:
      while the nodes that had committed them were away: they are left as they are, neither used nor removed.
      If there are several latest entries, runs went on apart that did not know of each other, each with its
      nodes: this is an error, since only users know which one they want.
-  4. The load is an entry of a new branch, the continuation of the save, on all nodes that are there. It is
-     prepared and committed on them like a save without bytes, steps 3 to 7, before any load() returns. So no
-     later load, by whichever of these nodes, goes back behind it, nor does it return to what this one
-     superseded.
+  4. A load of the latest save is an entry of a new branch, the continuation of the save, on all nodes that
+     are there. It is prepared and committed on them like a save without bytes, steps 3 to 7, before any
+     load() returns. So no later load, by whichever of these nodes, goes back behind it, nor does it return to
+     what this one superseded. A load of an earlier save, which the user has named, is none: the first save
+     after it has the history of a run that continues from that.
   5. The bytes are read where they are. If some are nowhere, this is an error: no other save is used instead.
 
 The functions are pure. python/tests/test_nodes_agreement.py runs this protocol with two and three nodes in
