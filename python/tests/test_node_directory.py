@@ -1,7 +1,9 @@
 """What a node has on its disk."""
 
+import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +71,26 @@ def test_the_id_stays(tmp_path: Path) -> None:
     assert NodeDirectory(str(tmp_path)).id == node.id == first
 
 
+def test_what_could_not_be_written_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = NodeDirectory(str(tmp_path))
+    node.make_id()
+    node.add_continuation(entry("one", 1, "base"))
+    before = node.inventory()
+
+    def fail(_: str) -> None:
+        raise OSError(errno.ENOSPC, "a full disk")
+
+    monkeypatch.setattr("trunkline._core.ReplacementFile", fail)
+    for change in (
+        lambda: node.commit("one"),
+        lambda: node.add_continuation(entry("two", 2, "base")),
+        lambda: node.remove(["one"]),
+    ):
+        with pytest.raises(tl.Error, match="no space left"):
+            change()
+        assert node.inventory() == before
+
+
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
 def test_a_damaged_record_is_not_believed(tmp_path: Path, damage: str) -> None:
     node = NodeDirectory(str(tmp_path))
@@ -125,6 +147,15 @@ def test_one_process_locks_it_until_it_ends(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     NodeDirectory(str(tmp_path)).lock()
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    shutil.copytree(tmp_path, tmp_path / "copy")  # opens and closes all files
+    child = os.fork()
+    if child == 0:  # has none of its parent's locks
+        try:
+            NodeDirectory(str(tmp_path)).lock()
+        except tl.Error as error:
+            os._exit(error.errno or 1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == errno.EBUSY
     refused = lock_elsewhere()
     assert refused.returncode == 1
     assert "another process saves there" in refused.stderr

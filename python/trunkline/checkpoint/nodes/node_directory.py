@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import secrets
+import struct
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -31,9 +32,12 @@ _FORMAT = "trunkline node"
 _VERSION = 1
 _SHARE = "share of a node"  # the key of the state in `saves`, which no state of a user has at this place
 
-# By device and inode of the file. A lock of this kind (fcntl F_SETLK) ends with the process, is not
-# inherited by a child, and would end with any descriptor of the file: so these are never closed.
+# Descriptors that hold locks (fcntl F_OFD_SETLK), by device and inode of the file. They are closed when the
+# process ends, and in a child when it is forked, so that it does not hold the lock of its parent.
 _locks: dict[tuple[int, int], int] = {}
+_WHOLE_FILE = struct.pack("@hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+# Of filesystems without locks: users must make sure that one job at a time uses the directory.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 class NodeDirectory:
@@ -53,10 +57,13 @@ class NodeDirectory:
         """Read again what is on the disk."""
         record = _read_record(self.directory)
         self.id = record["id"]
-        self._continuations = {each.id: each for each in map(_entry_of, record["continuations"])}
+        self._continuations = {each.id: each for each in map(entry_of, record["continuations"])}
         self._saves = {}
         for number in self.store.steps():
-            entry = _entry_of(share_of(self.store, number)["entry"])
+            try:
+                entry = entry_of(share_of(self.store, number)["entry"])
+            except FileNotFoundError:  # the process that has locked the directory has removed it meanwhile
+                continue
             if entry.number != number:
                 raise Format(None, f"{self.store.directory}: step {number} has the entry {entry.number}")
             self._saves[entry.id] = entry
@@ -75,9 +82,15 @@ class NodeDirectory:
         """
         path = f"{self.directory}/{_LOCK}"
         try:
-            os.makedirs(self.directory, exist_ok=True)  # noqa: PTH103
-            fcntl.lockf(_lock_file(path), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _make_durably(self.directory)
+            descriptor = _lock_file(path)
         except OSError as error:
+            raise system_error(error, f"lock {self.directory}", self.directory) from None
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _WHOLE_FILE)
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 raise system_error(error, f"lock {self.directory}", self.directory) from None
             raise Error(
@@ -90,8 +103,7 @@ class NodeDirectory:
     def make_id(self) -> None:
         """Give the node an id, durably, unless it has one."""
         if not self.id:
-            self.id = secrets.token_hex(8)
-            self._write()
+            self._write(secrets.token_hex(8), self._continuations, self._committed)
 
     def add_save(self, entry: Entry) -> None:
         """Note that the share of a save is committed in `store`: it is prepared."""
@@ -99,13 +111,11 @@ class NodeDirectory:
 
     def add_continuation(self, entry: Entry) -> None:
         """Prepare a continuation, durably."""
-        self._continuations[entry.id] = entry
-        self._write()
+        self._write(self.id, {**self._continuations, entry.id: entry}, self._committed)
 
     def commit(self, name: str) -> None:
         """Mark an entry as committed, durably."""
-        self._committed.add(name)
-        self._write()
+        self._write(self.id, self._continuations, self._committed | {name})
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove entries, durably: first those of saves, with their shares."""
@@ -117,16 +127,16 @@ class NodeDirectory:
         kept = {name: each for name, each in self._continuations.items() if name not in gone}
         committed = self._committed - gone
         if (kept, committed) != (self._continuations, self._committed):
-            self._continuations, self._committed = kept, committed
-            self._write()
+            self._write(self.id, kept, committed)
 
-    def _write(self) -> None:
+    def _write(self, own_id: str, continuations: dict[str, Entry], committed: set[str]) -> None:
+        """Replace the record. What it said before is known until this has succeeded."""
         about = {
             "format": _FORMAT,
             "version": _VERSION,
-            "id": self.id,
-            "continuations": [json_of(each) for each in self._continuations.values()],
-            "committed": sorted(self._committed),
+            "id": own_id,
+            "continuations": [json_of(each) for each in continuations.values()],
+            "committed": sorted(committed),
         }
         text = json.dumps({**about, "crc32c": _checksum(about)}, indent=1) + "\n"
         try:
@@ -141,6 +151,22 @@ class NodeDirectory:
             if isinstance(error, Error):
                 raise
             raise system_error(error, f"write {self.directory}/{RECORD}", self.directory) from None
+        self.id, self._continuations, self._committed = own_id, continuations, committed
+
+
+def _make_durably(directory: str) -> None:
+    """Make a directory with those above it, as far as they are missing."""
+    above, name = os.path.split(directory)
+    if not name or os.path.isdir(directory):  # noqa: PTH112
+        return
+    _make_durably(above)
+    with suppress(FileExistsError):
+        os.mkdir(directory)  # noqa: PTH102
+    descriptor = os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _lock_file(path: str) -> int:
@@ -155,12 +181,23 @@ def _lock_file(path: str) -> int:
     return _locks.setdefault((status.st_dev, status.st_ino), descriptor)
 
 
+def _release_locks_of_parent() -> None:
+    for descriptor in _locks.values():
+        with suppress(OSError):
+            os.close(descriptor)
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_release_locks_of_parent)
+
+
 def json_of(entry: Entry) -> dict[str, Any]:
     """Return an entry as it is stored and sent."""
     return asdict(entry)
 
 
-def _entry_of(about: Mapping[str, Any]) -> Entry:
+def entry_of(about: Mapping[str, Any]) -> Entry:
+    """Return an entry that was stored or sent."""
     values = dict(about)
     values["history"] = tuple((branch, number) for branch, number in values["history"])
     values["nodes"] = tuple(values["nodes"])
@@ -178,7 +215,7 @@ def inventory_in_json(inventory: Inventory) -> dict[str, Any]:
 
 def inventory_of(about: Mapping[str, Any]) -> Inventory:
     """Return an inventory that was sent."""
-    prepared = tuple(_entry_of(each) for each in about["prepared"])
+    prepared = tuple(entry_of(each) for each in about["prepared"])
     return Inventory(about["node"], prepared, frozenset(about["committed"]))
 
 
