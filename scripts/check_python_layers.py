@@ -19,7 +19,8 @@ import check_layers
 LAYERS = (
     "",  # modules beside the packages whose names begin with an underscore
     *("_tensor_io", "_formats", "_export"),
-    *("checkpoint.state", "checkpoint.ranks", "checkpoint", "checkpoint.tiers", "checkpoint.directory"),
+    *("checkpoint.state", "checkpoint.ranks", "checkpoint", "checkpoint.tiers", "checkpoint.nodes"),
+    "checkpoint.directory",
     *(
         "dcp",
         "_checkpoint_tools",

@@ -1,5 +1,6 @@
 """Ranks in processes of their own, forked from one that has imported torch, and told what to do."""
 
+import ctypes
 import errno
 import itertools
 import multiprocessing
@@ -9,7 +10,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -23,7 +24,9 @@ from torch.distributed.distributed_c10d import _get_default_store
 import trunkline as tl
 from trunkline import _core
 from trunkline._tensor_io.background import start_thread
+from trunkline.checkpoint.directory.local_save import LocalSave
 from trunkline.checkpoint.directory.step_save import StepSave
+from trunkline.checkpoint.nodes.node_directory import NodeDirectory
 from trunkline.checkpoint.ranks.attempts import Attempts
 from trunkline.checkpoint.ranks.group import Exchange, Exchanges, GroupRanks
 from trunkline.checkpoint.save import SaveHandle
@@ -32,6 +35,9 @@ REPLY_SECONDS = 60.0
 
 # Where a save can be cut short: before and after each thing that others can see of it.
 PHASES = ("begin", "placed", "writing", "durable", "reported", "commit", "committed")
+
+# The same for nodes with disks of their own: each before or after a durable write of one of them.
+LOCAL_PHASES = ("placed", "writing", "durable", "prepare", "prepared", "mark", "marked")
 
 
 def make_state(seed: int, kilobytes: int = 3000, tensors: int = 3) -> dict[str, Any]:
@@ -350,6 +356,25 @@ class Rank:
         """A barrier that rank 0 counts differently."""
         dist.monitored_barrier()
 
+    def open_local(self, directory: str, **options: Any) -> list[int]:
+        made = tl.Checkpointer(directory, local=True, engine=self.engine, **options)
+        self.checkpointers[""] = made
+        return made.steps()
+
+    def save_until_killed(self, first: int, record: str) -> None:
+        """Save steps from `first` on, and keep the last that has succeeded in a file."""
+        for step in itertools.count(first):
+            self.save(step, {"seed": step, "kilobytes": 50}, block=True)
+            Path(record).write_text(str(step), "ascii")
+
+    def node_of_ranks(self) -> tuple[int, ...]:
+        nodes: tuple[int, ...] = self.checkpointers[""]._context.nodes.node_of  # type: ignore[attr-defined]
+        return nodes
+
+    def cut_local(self, phase: str, action: str) -> None:
+        """The same as cut(), for nodes with disks of their own."""
+        _cut_local_at(phase, {"kill": _kill, "raise": _raise}[action])
+
     def cut(self, phase: str, action: str) -> None:
         """Die, stop, raise or leave at a phase of the next save."""
         _cut_at(phase, {"kill": _kill, "stop": _stop, "exit": _exit, "raise": _raise}[action])
@@ -488,6 +513,33 @@ def _cut_at(phase: str, action: Any) -> None:
     save.begin, save._commit, Exchange.post = cut_begin, cut_commit, cut_post  # type: ignore[method-assign]
 
 
+def _cut_local_at(phase: str, action: Any) -> None:
+    save = LocalSave
+    begin, prepare, mark = save.begin, save._prepare, NodeDirectory.commit
+
+    def cut_begin(self: Any) -> Any:
+        files = begin(self)
+        if phase == "placed":
+            action()
+        return _CutFiles(self, files, phase, action)
+
+    def cut_prepare(self: Any, whole: Any) -> None:
+        if phase == "prepare":
+            action()
+        prepare(self, whole)
+        if phase == "prepared":
+            action()
+
+    def cut_mark(self: Any, name: str) -> None:
+        if phase == "mark":
+            action()
+        mark(self, name)
+        if phase == "marked":
+            action()
+
+    save.begin, save._prepare, NodeDirectory.commit = cut_begin, cut_prepare, cut_mark  # type: ignore[method-assign]
+
+
 class _CutFiles:
     def __init__(self, save: Any, files: Any, phase: str, action: Any) -> None:
         self._files, self._phase, self._action = files, phase, action
@@ -504,8 +556,25 @@ class _CutFiles:
         return getattr(self._files, name)
 
 
-def serve(rank: int, size: int, host: str, port: int, commands: Connection) -> None:
+def mount_privately(source: str, target: str) -> None:
+    """Mount a folder over another one, for this process alone. Before it has threads; raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    new_namespace, bind, private = 0x20000, 0x1000, 0x40000 | 0x4000  # as in sched.h and sys/mount.h
+    for failed in (
+        libc.unshare(new_namespace),
+        libc.mount(b"none", b"/", None, private, None),
+        libc.mount(source.encode(), target.encode(), None, bind, None),
+    ):
+        if failed:
+            raise OSError(ctypes.get_errno(), "cannot mount privately")
+
+
+def serve(
+    rank: int, size: int, host: str, port: int, commands: Connection, mounts: tuple[str, str] | None = None
+) -> None:
     """Do what comes as (name, arguments) until None comes; leave the interpreter as a script does."""
+    if mounts is not None:
+        mount_privately(*mounts)
     torch.set_num_threads(1)
     it = Rank(rank, size, host, port)
     commands.send((True, None))
@@ -545,8 +614,13 @@ def start_fork_server() -> None:
 class RankProcesses:
     """Some ranks; a context that kills what is left of them."""
 
-    def __init__(self, size: int, host: str = "agent") -> None:
-        """`host`: who has the group's store, "agent" (this process) or "rank 0"."""
+    def __init__(
+        self, size: int, host: str = "agent", mounts: Sequence[tuple[str, str]] | None = None
+    ) -> None:
+        """`host`: who has the group's store, "agent" (this process) or "rank 0".
+
+        mounts: of each rank, a folder and the one that it is mounted over, privately.
+        """
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["rank_processes"])
         start_fork_server()
@@ -558,7 +632,9 @@ class RankProcesses:
         self.pipes, self.processes = [], []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(rank, size, host, port, theirs), daemon=True)
+            process = context.Process(
+                target=serve, args=(rank, size, host, port, theirs, mounts and mounts[rank]), daemon=True
+            )
             process.start()
             theirs.close()
             self.pipes.append(ours)

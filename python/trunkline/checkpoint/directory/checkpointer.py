@@ -1,6 +1,7 @@
 """A directory of checkpoints, one for each step: trunkline.Checkpointer."""
 
 import errno
+import inspect
 import os
 import weakref
 from collections.abc import Callable, Sequence
@@ -94,6 +95,14 @@ class Checkpointer:
     volumes: directories, ideally one on each disk, over which the bytes are spread evenly; None: those of the
     existing directory, none for a new one.
 
+    local: `directory` and `volumes` are on disks of which each node sees only its own, such as local SSDs.
+    Each node writes an equal share of the bytes to its disks, and its ranks divide that. load() reads each
+    share on its node, and sends it to the others over the process group: so all nodes that have a share must
+    be there, in any order, and others may be. A step counts once all nodes have committed it. Ranks that see
+    the same directory are one node. All calls are collective but verify(): also load(step), latest() and
+    steps(). A process that has saved or loaded keeps the directory of its node locked until it ends. Does not
+    support keep_best, writers, incremental, tiers, delete(), metrics(), best() and open_tensors().
+
     process_group: the torch.distributed group whose ranks save together; None is the default group if there
     is one, False this process alone. With a group, the constructor, save() and load() are collective, and
     each writer writes an equal share of the bytes. The state must be the same on all ranks: names, dtypes,
@@ -118,10 +127,19 @@ class Checkpointer:
     Thread-safe, except for the order of collective calls.
     """
 
+    def __new__(cls, directory: "str | os.PathLike[str]", *, local: bool = False, **options: Any) -> "Self":
+        """Return a LocalCheckpointer if the directory is on a disk that one node alone sees."""
+        if cls is Checkpointer and bool_argument(local, "local"):
+            from trunkline.checkpoint.directory.local_checkpointer import LocalCheckpointer
+
+            return super().__new__(LocalCheckpointer)  # type: ignore[return-value]
+        return super().__new__(cls)
+
     def __init__(
         self,
         directory: "str | os.PathLike[str]",
         *,
+        local: bool = False,
         keep: SupportsIndex | None = 3,
         keep_every: SupportsIndex | None = None,
         keep_best: KeepBest | None = None,
@@ -162,7 +180,7 @@ class Checkpointer:
         chosen = writers_of(writers, self._ranks)
         self._last: SaveHandle | None = None
         self._turn = Turn()
-        _checkpointers.add(self)
+        register(self)
         self._wants_fresh = fresh  # the store decides whether the next save starts over
         self._ignored: set[str] = set()  # folders that a warning has named
         self._must_check_early = True  # save() checks for other checkpoints first; not after a load() or save
@@ -534,11 +552,9 @@ class Checkpointer:
             mark_earlier(error)
             raise
         if self._must_check_early and self._ranks.rank == 0:
-            # Before the training goes on; the save itself checks again.
-            self._context.store.check_continues(step)
-            self._tiers.check_continues(step)
+            self._check_continues(step)  # before the training goes on; the save itself checks again
         with span("checkpoint", "describe the state"):
-            job = StepSave(step, state, measured, self._context, not block, exchange)
+            job = self._make_job(step, state, measured, not block, exchange)
         # Before it begins: otherwise a signal handler that raises in between would hide it from the next
         # save.
         self._last = handle = SaveHandle(
@@ -556,6 +572,15 @@ class Checkpointer:
             raise
         self._must_check_early = False
         return handle
+
+    def _check_continues(self, step: int) -> None:
+        self._context.store.check_continues(step)
+        self._tiers.check_continues(step)
+
+    def _make_job(
+        self, step: int, state: Any, metrics: dict[str, float], stage_all: bool, exchange: Exchange | None
+    ) -> StepSave:
+        return StepSave(step, state, metrics, self._context, stage_all, exchange)
 
     def _wait_for_last(self, step: int) -> None:
         """Wait for the save before, and those of signal handlers meanwhile; raise unobserved errors."""
@@ -655,6 +680,17 @@ def _collect(store: Any) -> list[str]:
 
 
 _checkpointers: "weakref.WeakSet[Checkpointer]" = weakref.WeakSet()
+
+
+# Not that of __new__(), which help() would show.
+Checkpointer.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    list(inspect.signature(Checkpointer.__init__).parameters.values())[1:]
+)
+
+
+def register(checkpointer: Checkpointer) -> None:
+    """Let a Checkpointer know in forked children that it is the parent's."""
+    _checkpointers.add(checkpointer)
 
 
 def _forget_parent() -> None:

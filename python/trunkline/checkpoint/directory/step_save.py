@@ -51,7 +51,7 @@ _log = Log("checkpoint")
 _NOT_LOADED = "not loaded"
 
 # So many tensors fit into the head of one shard, whatever their names and shapes.
-_FEW_TENSORS = 20_000
+FEW_TENSORS = 20_000
 
 
 @dataclass
@@ -74,6 +74,11 @@ class SaveContext:
     collectives_before_load: int | None = None
     _failed_loads: int = 0  # since the last successful load or save
     _has: str = ""  # identity of the checkpoint that it had loaded before those
+
+    @property
+    def directory(self) -> str:
+        """The directory of the checkpoints."""
+        return str(self.store.directory)
 
     @property
     def keep(self) -> int | None:
@@ -232,10 +237,15 @@ class StepSave:
         if rank in self._context.writers[: self._layout.writers]:
             own = self._context.writers.index(rank)
             self._mine = [index for index, (writer, _) in enumerate(self._writer_and_volume) if writer == own]
+        return self._lay_out_files()
+
+    def _lay_out_files(self) -> FileSet:
+        """Return the files of this rank, whose shards are chosen."""
+        rank = self._context.ranks.rank
         sources, self._sources = self._sources, None
         assert sources is not None
         context = self._context
-        directory = str(context.store.directory)
+        directory = context.directory
         what = self._what()
         problem = sources.problem(what, directory)
         if problem is not None:
@@ -357,7 +367,7 @@ class StepSave:
         finally:
             self._save.release()
         self._context.tiers.after_commit()
-        for text in warnings_of(problems, self._context.store.directory):
+        for text in warnings_of(problems, self._context.directory):
             warn_without_failing(text, self._caller)
 
     def abandon(self, error: BaseException) -> BaseException:
@@ -381,7 +391,7 @@ class StepSave:
         reword(
             error,
             f"{error}; the earlier run had already been set aside, and is complete in {aside}: open that "
-            f"directory to continue it, or save again to start over in {self._context.store.directory}",
+            f"directory to continue it, or save again to start over in {self._context.directory}",
         )
 
     def _name_save(self, error: BaseException) -> None:
@@ -403,7 +413,7 @@ class StepSave:
         reword(error, text)
 
     def _what(self) -> str:
-        return f"saving step {self._step} to {self._context.store.directory}"
+        return f"saving step {self._step} to {self._context.directory}"
 
     def _lay_out(self, volumes: int) -> None:
         """Divide the bytes among the writers, and those of each writer among the volumes.
@@ -419,10 +429,10 @@ class StepSave:
             self._parts, self._writer_and_volume = [], []
             costs: list[int] = []
             for number, part in enumerate(parts):
-                if len(part) > _FEW_TENSORS and not costs:
+                if len(part) > FEW_TENSORS and not costs:
                     costs = shard_files.head_bytes(self._described)
                 shards = (
-                    limited(part, costs, shard_files.MAX_HEAD_BYTES) if len(part) > _FEW_TENSORS else [part]
+                    limited(part, costs, shard_files.MAX_HEAD_BYTES) if len(part) > FEW_TENSORS else [part]
                 )
                 self._parts += shards
                 self._writer_and_volume += [divmod(number, self._layout.volumes)] * len(shards)
@@ -443,7 +453,7 @@ class StepSave:
         placement = self._save.placement
         if placement["directory_was_replaced"]:
             warn_without_failing(
-                f"{self._context.store.directory} has none of the checkpoints that this Checkpointer loaded "
+                f"{self._context.directory} has none of the checkpoints that this Checkpointer loaded "
                 "or saved there: the directory was removed, or the path now leads to another one (a changed "
                 f"link, a disk that is not mounted). Step {self._step} is saved there nevertheless",
                 self._caller,

@@ -33,7 +33,19 @@ _POLL_SECONDS_PER_RANK = 0.0001  # so that thousands do not keep the store busy 
 _LEAVE_SECONDS = 10.0
 _SILENCE_SECONDS = 1.0
 _PART_CHARACTERS = 4 << 20  # TCPStore accepts at most 8 MiB
-_TOPICS = ("options", "found", "written")  # of messages of other ranks, which rank 0 removes
+# Of messages of other ranks, which rank 0 removes.
+_TOPICS = (
+    "options",
+    "found",
+    "written",
+    "entries",
+    "volumes",
+    "located",
+    "whole",
+    "node",
+    "prepared",
+    "marked",
+)
 _STEPS = {  # by topic, what a rank that waits for it waits for
     "placed": "it has to lock the directory",
     "written": "it has to write its share",
@@ -66,6 +78,10 @@ class Ranks:
         Ranks at the same point of a training have begun equally many.
         """
         return None
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks. A collective operation of the process group."""
+        return [value]
 
     def await_end(self) -> None:
         """Wait, a few seconds at most, until exchanges that have ended here have ended on all ranks."""
@@ -131,6 +147,23 @@ class GroupRanks(Ranks):
     def exchange(self, call: str, collectives: int | None = None) -> "Exchange | None":
         """Begin the exchange of a call, such as "save(5)"."""
         return None if self.size == 1 else self._exchanges.begin(call, collectives)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks. Raises RuntimeError if the group is gone, or one does not come."""
+        import torch.distributed as dist
+
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.process_group())
+        return values
+
+    def process_group(self) -> Any:
+        """Return the process group. Raises RuntimeError if it was destroyed."""
+        import torch.distributed as dist
+
+        group = dist.group.WORLD if self._group is None else self._group()
+        if group is None:
+            raise RuntimeError("the process group is destroyed")
+        return group
 
     def await_end(self) -> None:
         """Wait for other ranks, after which destroy_process_group() may end the store."""

@@ -99,6 +99,31 @@ def await_result(exchange: Exchange, topic: str, but: str = _NOT_SAVED) -> Any:
     return outcome["value"]
 
 
+def combine(
+    exchange: Exchange | None, topic: str, value: Any, make: Callable[[list[Any]], Any], but: str = _NOT_SAVED
+) -> Any:
+    """Return, on all ranks, what rank 0 makes of the values of all: make(values), as JSON.
+
+    exchange: of ranks that have met; None: there are no others. Every rank that waits learns of an error.
+    """
+    if exchange is None:
+        return make([value])
+    if exchange.rank > 0:
+        exchange.post(topic, {"value": value})
+        return await_result(exchange, f"{topic}, of all ranks", but)["made"]
+
+    def made() -> dict[str, Any]:
+        values = [value]
+        for rank in range(1, exchange.size):
+            found = exchange.read(topic, rank)
+            if "error" in found:
+                raise _failed_elsewhere({**found, "rank": rank}, but)
+            values.append(found["value"])
+        return {"made": make(values)}
+
+    return publish_result(exchange, f"{topic}, of all ranks", made)["made"]
+
+
 def _failed_elsewhere(outcome: dict[str, Any], but: str = _NOT_SAVED) -> Error:
     rank, why = outcome["rank"], outcome["error"]
     named = why if why.startswith((f"rank {rank} ", f"rank {rank}: ")) else f"rank {rank}: {why}"

@@ -1,0 +1,409 @@
+"""Checkpoints on disks that one node each sees: Checkpointer(..., local=True)."""
+
+import json
+import os
+import random
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rank_processes import LOCAL_PHASES, Failed, RankProcesses, mount_privately
+
+import trunkline as tl
+from trunkline.checkpoint.nodes.node_directory import RECORD, NodeDirectory
+
+STATE = {"kilobytes": 700, "tensors": 3}
+
+
+def state(seed: int) -> dict[str, Any]:
+    return {"seed": seed, **STATE}
+
+
+def directories(tmp_path: Path, nodes: Sequence[int]) -> list[str]:
+    """The directory of each rank, given its node."""
+    return [str(tmp_path / f"node-{node}" / "run") for node in nodes]
+
+
+def open_all(ranks: RankProcesses, paths: Sequence[str], **options: Any) -> list[Any]:
+    for rank, path in enumerate(paths):
+        ranks.tell(rank, "open_local", path, **options)
+    return [ranks.reply(rank) for rank in range(ranks.size)]
+
+
+def failures_of_opening(ranks: RankProcesses, paths: Sequence[str]) -> dict[int, Failed]:
+    for rank, path in enumerate(paths):
+        ranks.tell(rank, "open_local", path)
+    return ranks.collect(range(ranks.size))
+
+
+def nbytes_in(folder: Path) -> int:
+    return sum(each.stat().st_size for each in folder.rglob("*.safetensors"))
+
+
+def test_one_process(tmp_path: Path) -> None:
+    made = tl.Checkpointer(tmp_path / "run", local=True, keep=2, process_group=False)
+    assert made.latest() is None
+    assert made.steps() == []
+    with pytest.raises(FileNotFoundError, match="has no checkpoint yet"):
+        made.load()
+    assert not (tmp_path / "run").exists()
+    saved = {"weight": torch.arange(1000.0), "step": 0, "list": [None, "x", (1, 2)]}
+    for step in range(1, 5):
+        saved["step"] = step
+        made.save(step, saved).wait()
+    assert made.steps() == [3, 4]
+    again = tl.Checkpointer(tmp_path / "run", local=True, keep=2, process_group=False)
+    with pytest.raises(FileExistsError, match=r"up to step 4; call load\(\) first"):
+        again.save(5, saved, block=True)
+    loaded = again.load()
+    assert torch.equal(loaded.pop("weight"), saved["weight"])
+    assert loaded == {"step": 4, "list": [None, "x", (1, 2)]}
+    into = {"weight": torch.zeros(1000), "step": None, "list": [None, "", (0, 0)]}
+    assert again.load(3, into)["step"] == 3
+    assert torch.equal(into["weight"], saved["weight"])
+    # The run has gone back: what it leaves behind is removed.
+    again.save(4, saved, block=True)
+    again.save(5, saved, block=True)
+    assert again.steps() == [4, 5]
+    assert len(list((tmp_path / "run/saves").glob("step-*"))) == 2
+    again.verify()
+
+
+def test_starting_over_leaves_the_earlier_run(tmp_path: Path) -> None:
+    tl.Checkpointer(tmp_path, local=True).save(7, {"run": 1}, block=True)
+    fresh = tl.Checkpointer(tmp_path, local=True, fresh=True)
+    fresh.save(3, {"run": 2}, block=True)
+    fresh.save(4, {"run": 2}, block=True)
+    assert fresh.steps() == [3, 4]
+    assert len(list((tmp_path / "saves").glob("step-*"))) == 3
+    with pytest.warns(RuntimeWarning, match="step 7 on the nodes .* was abandoned"):
+        assert tl.Checkpointer(tmp_path, local=True).load() == {"run": 2}
+
+
+def test_volumes(tmp_path: Path) -> None:
+    disks = [tmp_path / "disk-0", tmp_path / "disk-1"]
+    with tl.Checkpointer(tmp_path / "run", local=True, keep=1, volumes=disks) as made:
+        for step in (1, 2):
+            saved = {"weight": torch.full((1 << 20,), float(step))}
+            made.save(step, saved)
+    assert nbytes_in(tmp_path / "run") == 0
+    assert all(abs(nbytes_in(disk) - (2 << 20)) < 100_000 for disk in disks)
+    with tl.Checkpointer(tmp_path / "run", local=True) as made:  # the directory knows its volumes
+        assert torch.equal(made.load()["weight"], saved["weight"])
+        made.save(3, saved)
+    assert nbytes_in(tmp_path / "run") == 0
+
+
+def test_what_a_failed_save_left_is_removed(tmp_path: Path) -> None:
+    made = tl.Checkpointer(tmp_path, local=True, process_group=False)
+    made.save(1, {"weight": torch.ones(1000)}, block=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NodeDirectory, "commit", lambda *_: (_ for _ in ()).throw(OSError(5, "injected")))
+        with pytest.raises(OSError, match="injected"):
+            made.save(2, {"weight": torch.ones(1000)}, block=True)
+    # It was prepared on all nodes, so it counts.
+    assert made.steps() == [1, 2]
+    debris = tmp_path / "saves/step-00000001/shard-00000-of-00001-00112233aabbccdd.safetensors"
+    debris.write_bytes(b"x")
+    again = tl.Checkpointer(tmp_path, local=True, process_group=False)
+    assert torch.equal(again.load()["weight"], torch.ones(1000))
+    again.save(3, {"weight": torch.ones(1000)}, block=True)
+    assert not debris.exists()
+    assert again.steps() == [1, 2, 3]
+
+
+def test_fresh_has_no_effect_after_loading(tmp_path: Path) -> None:
+    tl.Checkpointer(tmp_path, local=True).save(1, {"a": 1}, block=True)
+    made = tl.Checkpointer(tmp_path, local=True, fresh=True)
+    with pytest.warns(RuntimeWarning, match="fresh=True has no effect"):
+        made.load()
+    made.save(2, {"a": 2}, block=True)
+    assert made.steps() == [1, 2]
+
+
+def test_listing_does_not_lock(tmp_path: Path) -> None:
+    tl.Checkpointer(tmp_path, local=True).save(1, {"a": 1}, block=True)
+    with RankProcesses(1) as ranks:  # another process than this one, which has saved
+        assert open_all(ranks, [str(tmp_path)]) == [[1]]
+        failed = ranks.failures("latest_loaded")
+        assert "another process saves there" in failed[0].message
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"tiers": [tl.Tier("other")]}, "tiers: is not supported with local=True"),
+        ({"incremental": True}, "incremental: is not supported with local=True"),
+        ({"writers": "node"}, "writers: is not supported with local=True"),
+        ({"keep_best": ("loss", "min", 1)}, "keep_best: is not supported with local=True"),
+    ],
+)
+def test_options_that_are_not_supported(tmp_path: Path, options: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        tl.Checkpointer(tmp_path, local=True, **options)
+
+
+def test_each_node_has_a_share(tmp_path: Path) -> None:
+    """And any number of nodes and ranks loads it."""
+    with RankProcesses(4) as ranks:
+        open_all(ranks, directories(tmp_path, [0, 1, 0, 1]))
+        assert ranks.one(3, "node_of_ranks") == (0, 1, 0, 1)
+        for step in (1, 2):
+            ranks.all("save", step, state(step), block=True)
+        ranks.finish()
+    total = 2 * 3 * 700 * 1024
+    for node in range(2):
+        assert abs(nbytes_in(tmp_path / f"node-{node}") - total / 2) < 200_000
+    for nodes in ([1, 0], [0, 0, 1], [2, 1, 0]):  # the last with an empty one
+        with RankProcesses(len(nodes)) as ranks:
+            assert open_all(ranks, directories(tmp_path, nodes)) == [[1, 2]] * len(nodes)
+            assert ranks.all("loads", state(2)) == [True] * len(nodes)
+            assert ranks.all("loads", state(1), 1) == [True] * len(nodes)
+            assert ranks.all("loads", state(2), 2) == [True] * len(nodes)
+            ranks.finish()
+
+
+@pytest.mark.parametrize("killed", [0, 1, 2])
+def test_a_rank_that_is_killed(tmp_path: Path, killed: int) -> None:
+    """At any moment: all ranks load the same afterwards, and no save is lost that had succeeded on any."""
+    paths = directories(tmp_path, [0, 1, 0, 1])
+    saved = 0
+    for phase in LOCAL_PHASES:
+        if killed == 2 and phase not in ("placed", "writing", "durable"):
+            continue  # another rank writes the record of its node
+        with RankProcesses(4) as ranks:
+            open_all(ranks, paths)
+            if saved:
+                assert ranks.all("loads", state(saved)) == [True] * 4
+            ranks.all("save", saved + 1, state(saved + 1), block=True)
+            ranks.all("set_timeout", 3.0)
+            ranks.one(killed, "cut_local", phase, "kill")
+            for rank in range(4):
+                ranks.tell(rank, "save", saved + 2, state(saved + 2), block=True)
+            succeeded = any([has_saved(ranks, rank) for rank in range(4)])  # noqa: C419 - all have to answer
+        with RankProcesses(4) as ranks:
+            open_all(ranks, paths)
+            found = ranks.all("latest_loaded")
+            assert len(set(found)) == 1
+            assert found[0] in ([saved + 2] if succeeded else [saved + 1, saved + 2]), phase
+            assert ranks.all("loads", state(found[0])) == [True] * 4
+            saved = found[0] + 1
+            ranks.all("save", saved, state(saved), block=True)
+            assert ranks.all("loads", state(saved)) == [True] * 4
+            ranks.finish()
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("TRUNKLINE_TEST_KILLS", "4"))))
+def test_ranks_that_are_killed_at_random(tmp_path: Path, seed: int) -> None:
+    """One, those of a node or all, several times. What any rank had saved is never lost."""
+    chance = random.Random(seed)
+    paths = directories(tmp_path, [0, 1, 0, 1])
+    records = [tmp_path / f"rank-{rank}" for rank in range(4)]
+    least = 0
+    for _ in range(3):
+        with RankProcesses(4) as ranks:
+            open_all(ranks, paths)
+            if least:
+                found = ranks.all("latest_loaded")
+                assert len(set(found)) == 1
+                assert found[0] >= least
+                least = found[0]
+            for rank in range(4):
+                ranks.tell(rank, "save_until_killed", least + 1, str(records[rank]))
+            time.sleep(chance.uniform(0.05, 1.5))  # there is no better moment than any
+            for rank in chance.choice([[0], [1], [2], [3], [0, 2], [1, 3], [0, 1, 2, 3]]):
+                ranks.processes[rank].kill()
+        least = max([least, *(int(each.read_text() or 0) for each in records if each.exists())])
+    with RankProcesses(4) as ranks:
+        steps = open_all(ranks, paths)
+        assert steps == [steps[0]] * 4
+        for step in steps[0]:
+            assert ranks.all("loads", {"seed": step, "kilobytes": 50}, step) == [True] * 4
+        assert not least or steps[0][-1] >= least
+        ranks.finish()
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_rank_that_is_killed_while_it_loads(tmp_path: Path, killed: int) -> None:
+    paths = directories(tmp_path, [0, 1])
+    with RankProcesses(2) as ranks:
+        open_all(ranks, paths)
+        ranks.all("save", 1, state(1), block=True)
+        ranks.all("save", 2, state(2), block=True)
+        ranks.finish()
+    for phase in ("mark", "marked"):
+        with RankProcesses(2) as ranks:
+            open_all(ranks, paths)
+            ranks.all("set_timeout", 3.0)
+            ranks.one(killed, "cut_local", phase, "kill")
+            for rank in range(2):
+                ranks.tell(rank, "loads", state(2))
+            with pytest.raises((Failed, EOFError)):
+                ranks.reply(1 - killed)
+    with RankProcesses(2) as ranks:
+        assert open_all(ranks, paths) == [[1, 2], [1, 2]]
+        assert ranks.all("loads", state(2)) == [True, True]
+        ranks.all("save", 3, state(3), block=True)
+        assert ranks.all("loads", state(3)) == [True, True]
+        ranks.finish()
+
+
+def has_saved(ranks: RankProcesses, rank: int) -> bool:
+    try:
+        ranks.reply(rank)
+    except (Failed, EOFError):
+        return False
+    return True
+
+
+def test_a_save_that_fails_on_one_rank(tmp_path: Path) -> None:
+    """It fails on all, and the next one of the same ranks succeeds."""
+    with RankProcesses(2) as ranks:
+        open_all(ranks, directories(tmp_path, [0, 1]))
+        ranks.all("save", 1, state(1), block=True)
+        ranks.one(1, "cut_local", "prepare", "raise")
+        failed = ranks.failures("save", 2, state(2), block=True)
+        assert sorted(failed) == [0, 1]
+        assert "rank 1" in failed[0].message
+        assert "injected failure" in failed[1].message
+        ranks.all("collective")
+        assert ranks.all("loads", state(1)) == [True, True]
+        ranks.finish()
+
+
+def test_a_node_that_is_not_there(tmp_path: Path) -> None:
+    paths = directories(tmp_path, [0, 1])
+    with RankProcesses(2) as ranks:
+        open_all(ranks, paths)
+        ranks.all("save", 1, state(1), block=True)
+        ranks.finish()
+    absent = json.loads(Path(paths[1], RECORD).read_text())["id"]
+    os.rename(paths[1], tmp_path / "away")  # noqa: PTH104
+    with RankProcesses(2) as ranks:
+        assert open_all(ranks, paths) == [[], []]
+        for failed in ranks.failures("loads", state(1)).values():
+            assert f"step 1 cannot be loaded: its bytes on {absent} are not here" in failed.message
+        # Saving without it would leave the step behind.
+        for failed in ranks.failures("save", 2, state(2), block=True).values():
+            assert "up to step 1; call load() first" in failed.message
+        ranks.finish()
+    shutil.rmtree(paths[1])
+    os.rename(tmp_path / "away", paths[1])  # noqa: PTH104
+    with RankProcesses(2) as ranks:
+        open_all(ranks, paths)
+        assert ranks.all("loads", state(1)) == [True, True]
+        ranks.finish()
+
+
+def test_a_branch_that_was_abandoned_is_not_used_and_not_removed(tmp_path: Path) -> None:
+    """Node 1 goes away when it alone has committed a save; node 0 goes on, and node 1 returns."""
+    paths = directories(tmp_path, [0, 1])
+    with RankProcesses(1) as ranks:
+        open_all(ranks, paths[:1])
+        ranks.all("save", 1, state(1), block=True)
+        ranks.finish()
+    with RankProcesses(2) as ranks:
+        open_all(ranks, paths)
+        ranks.all("loads", state(1))
+        ranks.all("set_timeout", 3.0)
+        ranks.one(0, "cut_local", "mark", "kill")
+        for rank in range(2):
+            ranks.tell(rank, "save", 2, state(2), block=True)
+        with pytest.raises((Failed, EOFError)):
+            ranks.reply(1)
+    assert len(json.loads(Path(paths[1], RECORD).read_text())["committed"]) == 2
+    with RankProcesses(1) as ranks:
+        open_all(ranks, paths[:1])
+        assert ranks.all("loads", state(1)) == [True]
+        ranks.all("save", 2, state(22), block=True)
+        ranks.all("save", 3, state(33), block=True)
+        ranks.finish()
+    with RankProcesses(2) as ranks:
+        assert open_all(ranks, paths) == [[1, 2, 3]] * 2
+        assert ranks.all("loads", state(33)) == [True, True]
+        assert ranks.all("loads", state(22), 2) == [True, True]
+        ranks.all("save", 3, state(3), block=True)
+        ranks.finish()
+    # What it had is still there, and marked as committed.
+    assert len(list(Path(paths[1], "saves").glob("step-*"))) == 2
+
+
+def test_damage_is_found_on_all_ranks(tmp_path: Path) -> None:
+    paths = directories(tmp_path, [0, 1])
+    with RankProcesses(2) as ranks:
+        open_all(ranks, paths)
+        ranks.all("save", 1, state(1), block=True)
+        ranks.all("save", 2, state(2), block=True)
+        shard = next(Path(paths[1], "saves/step-00000002").glob("*.safetensors"))
+        with shard.open("r+b") as file:
+            file.seek(500_000)
+            file.write(b"\xff" * 8)
+        failed = ranks.failures("loads", state(2))
+        assert failed[1].kind == "Corrupt"
+        assert "does not match the checksum" in failed[1].message
+        assert "rank 1 failed to read its part" in failed[0].message
+        assert ranks.all("loads", state(1), 1) == [True, True]
+        ranks.finish()
+
+
+def test_a_copied_directory_is_not_another_node(tmp_path: Path) -> None:
+    paths = directories(tmp_path, [0, 1])
+    tl.Checkpointer(paths[0], local=True).save(1, {"a": 1}, block=True)
+    shutil.copytree(paths[0], paths[1])
+    with RankProcesses(2) as ranks:
+        for failed in failures_of_opening(ranks, paths).values():
+            assert "the directory of one is a copy" in failed.message
+        ranks.finish()
+
+
+def test_runs_that_went_on_apart(tmp_path: Path) -> None:
+    paths = directories(tmp_path, [0, 1])
+    for node in range(2):
+        tl.Checkpointer(paths[node], local=True).save(node + 1, {"node": node}, block=True)
+    with RankProcesses(2) as ranks:
+        for failed in failures_of_opening(ranks, paths).values():
+            assert "went on without knowing of each other" in failed.message
+        ranks.finish()
+
+
+def test_private_mount_namespaces_are_nodes(tmp_path: Path) -> None:
+    """All ranks have the same path, on a disk of their own each."""
+    (tmp_path / "local").mkdir()
+    for node in range(2):
+        (tmp_path / f"disk-{node}").mkdir()
+    mounts = [(str(tmp_path / f"disk-{node}"), str(tmp_path / "local")) for node in (0, 1, 1)]
+    if why := _why_no_mounts(*mounts[0]):
+        pytest.skip(f"private mount namespaces are not permitted: {why}")
+    path = str(tmp_path / "local/run")
+    with RankProcesses(3, mounts=mounts) as ranks:
+        open_all(ranks, [path] * 3)
+        assert ranks.one(0, "node_of_ranks") == (0, 1, 1)
+        ranks.all("save", 1, state(1), block=True)
+        ranks.finish()
+    assert list((tmp_path / "local").iterdir()) == []
+    assert all(nbytes_in(tmp_path / f"disk-{node}") > 700_000 for node in range(2))
+    with RankProcesses(3, mounts=mounts[::-1]) as ranks:
+        open_all(ranks, [path] * 3)
+        assert ranks.all("loads", state(1)) == [True] * 3
+        ranks.finish()
+
+
+def _why_no_mounts(source: str, target: str) -> str:
+    """Try it in a child; empty if it is permitted."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            mount_privately(source, target)
+        except OSError as error:
+            os.write(write, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    with os.fdopen(read, "rb") as said:
+        return said.read().decode()

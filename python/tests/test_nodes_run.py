@@ -1,0 +1,140 @@
+"""What the coordinator of nodes decides of a save or load."""
+
+from dataclasses import replace
+
+import pytest
+
+from trunkline.checkpoint.nodes.agreement import Entry, Inventory, decide
+from trunkline.checkpoint.nodes.run import (
+    Refused,
+    Run,
+    abandoned_steps,
+    loadable_steps,
+    plan_continuation,
+    plan_load,
+    plan_save,
+)
+
+A, B = "node a", "node b"
+
+
+def entry(step: int, nodes: tuple[str, ...] = (A, B), number: int | None = None) -> Entry:
+    return Entry(f"save {step}", number or step, "b1", (), nodes, step)
+
+
+def both(*entries: Entry) -> list[Inventory]:
+    """Both nodes have committed all of these."""
+    return [Inventory(node, entries, frozenset(each.id for each in entries)) for node in (A, B)]
+
+
+RUN = Run("b1", ())
+
+
+def test_the_first_save() -> None:
+    plan = plan_save([Inventory(A), Inventory(B)], None, False, 7, 3, None)
+    assert (plan.entry.step, plan.entry.number, plan.entry.nodes, plan.entry.history) == (7, 1, (A, B), ())
+    assert plan.removable == ()
+
+
+@pytest.mark.parametrize(
+    ("steps", "step", "keep", "every", "removed"),
+    [
+        ([1, 2], 3, 3, None, []),
+        ([1, 2, 3], 4, 3, None, [1]),
+        ([1, 2, 3], 4, 1, None, [1, 2, 3]),
+        ([1, 2, 3], 4, None, None, []),
+        ([10, 15, 20], 25, 1, 10, [15]),
+        ([1, 2, 3], 3, 3, None, [3]),  # the same step again
+        ([1, 5, 9], 6, 3, None, [9]),  # later steps first
+    ],
+)
+def test_what_a_save_lets_be_removed(
+    steps: list[int], step: int, keep: int | None, every: int | None, removed: list[int]
+) -> None:
+    found = both(*(entry(each, number=number) for number, each in enumerate(steps, 1)))
+    plan = plan_save(found, RUN, False, step, keep, every)
+    assert sorted(plan.removable) == sorted(f"save {each}" for each in removed)
+    assert plan.entry.number == len(steps) + 1
+
+
+def test_a_run_that_has_not_loaded_must_not_save() -> None:
+    with pytest.raises(Refused, match="up to step 3"):
+        plan_save(both(entry(3)), None, False, 9, 3, None)
+    fresh = plan_save(both(entry(3)), None, True, 9, 1, None)
+    assert fresh.entry.history == (("b1", 0),)
+    assert fresh.removable == ()
+
+
+def test_what_failed_is_removed_and_what_is_unknown_is_not() -> None:
+    failed, unknown = entry(2), replace(entry(3, (A, "absent")), branch="b2")
+    found = [Inventory(A, (entry(1), failed, unknown), frozenset({"save 1"})), both(entry(1))[1]]
+    assert plan_save(found, RUN, False, 4, 3, None).removable == ("save 2",)
+
+
+def test_another_run_has_saved() -> None:
+    with pytest.raises(Refused, match="another run has saved step 3 meanwhile"):
+        plan_save(both(entry(3)), Run("b0", ()), False, 4, 3, None)
+
+
+def test_a_load_of_the_latest_is_an_entry_and_of_another_is_not() -> None:
+    found = both(entry(1), entry(2), entry(3))
+    latest = plan_load(found, None)
+    assert latest is not None
+    assert plan_load(found, 3) == latest
+    assert (latest.save, latest.run) == (entry(3), None)
+    load = plan_continuation(found, latest)
+    assert (load.base, load.number, load.history) == ("save 3", 4, (("b1", 3),))
+    after = both(entry(1), entry(2), entry(3), load)
+    assert decide(after).save == entry(3)
+    saved = plan_save(after, Run.of(load), False, 4, 2, None)
+    assert set(saved.removable) == {"save 1", "save 2", load.id}
+
+    earlier = plan_load(found, 2)
+    assert earlier is not None
+    assert earlier.run == Run(start=entry(2), latest="save 3", left=("save 3",))
+    back = plan_save(found, earlier.run, False, 3, 5, None)
+    assert back.entry.history == (("b1", 2),)
+    assert back.removable == ("save 3",)
+    assert decide(both(entry(1), entry(2), entry(3), back.entry)).saves == (entry(1), entry(2), back.entry)
+
+
+def test_a_continuation_stays_while_it_shows_that_its_save_counts() -> None:
+    save = entry(1, (A, "absent"))
+    load = Entry("load", 2, "b2", (("b1", 1),), (A,), 1, base=save.id)
+    found = [Inventory(A, (save, load), frozenset({load.id}))]
+    assert decide(found).saves == (save,)
+    assert plan_save(found, Run.of(load), False, 2, 3, None).removable == ()
+    assert plan_save(found, Run.of(load), False, 2, 1, None).removable == ("load", "save 1")
+
+
+def test_what_cannot_be_loaded() -> None:
+    assert plan_load([Inventory(""), Inventory("")], None) is None
+    with pytest.raises(Refused, match="there is no checkpoint of step 5; no step can"):
+        plan_load([Inventory("")], 5)
+    with pytest.raises(Refused, match="there is no checkpoint of step 5; of these nodes, 1, 2 can be loaded"):
+        plan_load(both(entry(1), entry(2)), 5)
+    alone, shared = entry(1, (A,)), entry(2)
+    found = [Inventory(A, (alone, shared), frozenset({alone.id, shared.id}))]
+    for step in (None, 2):
+        with pytest.raises(
+            Refused, match="step 2 cannot be loaded: its bytes on node b are not here; .* 1 can"
+        ):
+            plan_load(found, step)
+    assert loadable_steps(found) == [1]
+    earlier = plan_load(found, 1)
+    assert earlier is not None
+    assert earlier.save == alone
+
+
+def test_nodes_without_anything_do_not_matter() -> None:
+    found = [Inventory(""), *both(entry(1))]
+    plan = plan_load(found, None)
+    assert plan is not None
+    assert plan.holder == 1
+    assert loadable_steps(found) == [1]
+
+
+def test_abandoned_steps_are_named() -> None:
+    new = Entry("new", 3, "b2", (("b1", 1),), (A,), 2)
+    found = [Inventory(A, (entry(1), new), frozenset({"save 1", "new"})), both(entry(1), entry(2))[1]]
+    assert abandoned_steps(found) == [(2, B)]

@@ -1,0 +1,241 @@
+"""A Checkpointer whose directory lies on disks that one node each sees: tl.Checkpointer(..., local=True)."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NoReturn, SupportsIndex, cast
+
+from trunkline._arguments import (
+    bool_argument,
+    check_engine,
+    check_staging_bytes,
+    seconds_argument,
+    step_argument,
+)
+from trunkline._core import Engine
+from trunkline._errors import Corrupt, Error, Unsupported
+from trunkline._formats.tensor_reader import TensorReader
+from trunkline._paths import absolute_path, path_name
+from trunkline._tensor_io.memory import Device
+from trunkline._warnings import caller, warn_without_failing
+from trunkline.checkpoint.directory.arguments import names_of, ranks_of
+from trunkline.checkpoint.directory.checkpointer import Checkpointer, register
+from trunkline.checkpoint.directory.local_load import LocalLoading
+from trunkline.checkpoint.directory.local_save import LocalContext, LocalSave
+from trunkline.checkpoint.directory.part import Wanted
+from trunkline.checkpoint.directory.retention import Rules
+from trunkline.checkpoint.directory.step_save import StepSave
+from trunkline.checkpoint.directory.turn import Turn
+from trunkline.checkpoint.nodes.detection import Nodes, SharedDirectory, find_nodes
+from trunkline.checkpoint.nodes.node_directory import NodeDirectory
+from trunkline.checkpoint.ranks.group import Exchange, GroupRanks, rank_error
+from trunkline.checkpoint.save import SaveHandle
+from trunkline.checkpoint.tiers.tiers import Tiers
+
+# Options of Checkpointer that have no meaning here yet, and their defaults.
+_UNSUPPORTED = {
+    "keep_best": None,
+    "writers": "rank",
+    "incremental": False,
+    "full_every": None,
+    "tiers": None,
+}
+
+
+class LocalCheckpointer(Checkpointer):
+    """Checkpoints of a training whose nodes have disks of their own; see Checkpointer."""
+
+    def __init__(
+        self,
+        directory: "str | os.PathLike[str]",
+        *,
+        local: bool = True,
+        keep: SupportsIndex | None = 3,
+        keep_every: SupportsIndex | None = None,
+        fresh: bool = False,
+        volumes: "Sequence[str | os.PathLike[str]] | None" = None,
+        process_group: Any = None,
+        timeout: float = 300.0,
+        staging_bytes: "int | str | None" = None,
+        engine: Engine | None = None,
+        **others: Any,
+    ) -> None:
+        """Open the directory of this node. Collective. Raises the errors of Checkpointer."""
+        for name, value in others.items():
+            if name not in _UNSUPPORTED:
+                raise TypeError(f"Checkpointer() got an unexpected keyword argument {name!r}")
+            if value != _UNSUPPORTED[name]:
+                raise ValueError(f"{name}: is not supported with local=True")
+        assert bool_argument(local, "local")
+        rules = Rules.of(keep, keep_every, None)
+        fresh = bool_argument(fresh, "fresh")
+        timeout = seconds_argument(timeout)
+        if timeout <= 0:
+            raise ValueError(f"timeout: must be more than 0 seconds, not {timeout!r}")
+        check_staging_bytes(staging_bytes)
+        check_engine(engine)
+        self.directory = Path(path_name(directory, "directory"))
+        self._engine = engine
+        names = names_of(volumes)
+        self._absolute = absolute_path(directory, "directory")
+        self._ranks = ranks_of(process_group, timeout, self.directory)
+        self._last: SaveHandle | None = None
+        self._turn = Turn()
+        register(self)
+        self._wants_fresh = fresh
+        self._has_saved = False
+        self._must_check_early = False
+        self._wait_for_others()
+        self._tiers = Tiers([], cast("Any", None), fresh, engine)
+        nodes, node = self._open_node(names, {"keep": rules.keep, "keep_every": rules.every, "fresh": fresh})
+        self._context: LocalContext = LocalContext(
+            cast("Any", None),  # other ranks than the first of a node have no store
+            self._ranks,
+            list(range(self._ranks.size)),
+            rules,
+            staging_bytes,
+            engine,
+            self._tiers,
+            nodes=nodes,
+            node=node,
+            path=self._absolute,
+            fresh=fresh,
+        )
+        self._context.rebase(self._ranks.collectives())
+        self._local = LocalLoading(self._context, self._process_group)
+
+    def _open_node(
+        self, volumes: list[str] | None, options: dict[str, Any]
+    ) -> tuple[Nodes, NodeDirectory | None]:
+        """Find the nodes, and open the directory of this one on its first rank. All ranks raise alike."""
+        ranks = self._ranks
+        if ranks.size == 1:
+            return Nodes((0,)), NodeDirectory(self._absolute, volumes)
+        try:
+            nodes = find_nodes(self._absolute, self._gather)
+        except SharedDirectory as error:
+            raise ValueError(
+                f"local: {self._absolute} is not on a local disk: {error}. Omit local=True for a directory "
+                "that all machines share"
+            ) from None
+        node, failure = None, None
+        if ranks.rank in nodes.first_ranks():
+            try:
+                node = NodeDirectory(self._absolute, volumes)
+            except Exception as error:
+                failure = error
+        theirs = self._gather((options, None if failure is None else str(failure)))
+        if failure is not None:
+            raise failure
+        for rank, (chosen, why) in enumerate(theirs):
+            if why is not None:
+                raise rank_error(rank, f"rank {rank} could not open its directory: {why}")
+            for option, value in chosen.items():
+                if value != theirs[0][0][option]:
+                    text = f"rank {rank}: {option} differs from rank 0; pass the same on all ranks"
+                    raise rank_error(rank, text)
+        return nodes, node
+
+    def _gather(self, value: Any) -> list[Any]:
+        try:
+            return self._ranks.gather(value)
+        except RuntimeError as error:
+            raise Error(
+                None,
+                f"cannot open {self._absolute} on rank {self._ranks.rank}: the ranks of the process group "
+                f"could not reach each other; one has died: {error}",
+            ) from error
+
+    def _process_group(self) -> Any:
+        return cast("GroupRanks", self._ranks).process_group()
+
+    def latest(self) -> int | None:
+        """Return the step that load() returns; None if there is none. Collective. Waits for running saves."""
+        return self._listed("latest()")[0]
+
+    def steps(self) -> list[int]:
+        """Return the steps that can be loaded, ascending. Collective. Waits for running saves."""
+        return self._listed("steps()")[1]
+
+    def _listed(self, call: str) -> tuple[int | None, list[int]]:
+        self._turn.check(call.partition("(")[0], self._absolute)
+        self._wait_for_saves()
+        with self._turn.lock:
+            self._turn.begin(call)
+            try:
+                return self._local.steps(call)
+            finally:
+                self._turn.end()
+
+    def verify(self, step: SupportsIndex | None = None) -> None:
+        """Compare every byte that this node has of a checkpoint (None: of all) with its checksum.
+
+        Raises as for other directories. Concerns this rank alone; on the first rank of each node, it verifies
+        what this node has, on others nothing.
+        """
+        chosen = None if step is None else step_argument(step)
+        self._wait_for_saves()
+        node = self._context.node
+        if node is None:
+            return
+        for entry in node.inventory().prepared:
+            if entry.base is None and chosen in (None, entry.step):
+                found = node.store.verify(entry.number, engine=self._engine)["mismatches"]
+                if found:
+                    raise Corrupt(
+                        None, f"step {entry.step} is damaged: {found[0]['message']}", found[0]["path"]
+                    )
+
+    def delete(self, step: SupportsIndex) -> NoReturn:
+        """Raise Unsupported: not with local=True yet."""
+        raise self._unsupported("delete()")
+
+    def metrics(self, step: SupportsIndex) -> NoReturn:
+        """Raise Unsupported: not with local=True yet."""
+        raise self._unsupported("metrics()")
+
+    def best(self) -> NoReturn:
+        """Raise Unsupported: not with local=True yet."""
+        raise self._unsupported("best()")
+
+    def open_tensors(
+        self,
+        step: SupportsIndex | None = None,
+        *,
+        device: Device = "cpu",
+        verify: Literal["auto"] | bool = "auto",
+    ) -> TensorReader:
+        """Raise Unsupported: not with local=True yet."""
+        raise self._unsupported("open_tensors()")
+
+    def _unsupported(self, call: str) -> Error:
+        return Unsupported(None, f"{call} is not supported with local=True", self._absolute)
+
+    def _load_step(self, step: SupportsIndex | None, into: Any, wanted: Wanted) -> Any:
+        self._wait_for_saves()
+        if wanted.verify == "first":
+            raise ValueError('verify: "first" is not supported with local=True')
+        chosen = None if step is None else step_argument(step, "; pass a state to fill as into=")
+        self._turn.check("load", self._absolute)
+        with self._turn.lock:
+            self._turn.begin("load()")
+            try:
+                loaded, state = self._local.load(chosen, into, wanted)
+            finally:
+                self._turn.end()
+        if self._wants_fresh and not self._has_saved and self._ranks.rank == 0:
+            warn_without_failing(
+                f"{self._absolute}: fresh=True has no effect, since load() continues from step {loaded}; to "
+                "start over, do not load; to continue, omit fresh=True",
+                caller(),
+            )
+        return state
+
+    def _check_continues(self, step: int) -> None:
+        """The save itself checks, on all nodes."""
+
+    def _make_job(
+        self, step: int, state: Any, metrics: dict[str, float], stage_all: bool, exchange: Exchange | None
+    ) -> StepSave:
+        self._has_saved = True
+        return LocalSave(step, state, metrics, self._context, stage_all, exchange)

@@ -1,0 +1,391 @@
+"""Loads a step whose bytes are on the disks of several nodes.
+
+Each rank reads a part of what its node has, verified by the checksums of the chunks, and sends it to the
+other ranks over the process group, in slices with a checksum each.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+from trunkline._core import CheckpointStore, GcPause, crc32c
+from trunkline._errors import Corrupt, Error, Format, exception_of
+from trunkline._logging import Log
+from trunkline._tensor_io.memory import CPU, empty_bytes
+from trunkline._tensor_io.partly_filled import partly_filled
+from trunkline._tensor_io.tensors import bytes_of
+from trunkline._tensor_io.transfer import read_layouts
+from trunkline._torch_or_numpy import torch
+from trunkline._warnings import caller, warn_without_failing
+from trunkline.checkpoint.directory import shards
+from trunkline.checkpoint.directory.local_save import LocalContext, pieces_of_share, problem_of, refusal
+from trunkline.checkpoint.directory.part import Part, Wanted
+from trunkline.checkpoint.directory.retention import METRICS
+from trunkline.checkpoint.directory.shares import Piece
+from trunkline.checkpoint.nodes.agreement import Conflict, Diverged, Entry, Inventory
+from trunkline.checkpoint.nodes.node_directory import (
+    entry_of,
+    inventory_in_json,
+    inventory_of,
+    json_of,
+    share_of,
+)
+from trunkline.checkpoint.nodes.run import (
+    LoadPlan,
+    Refused,
+    Run,
+    abandoned_steps,
+    loadable_steps,
+    plan_continuation,
+    plan_load,
+)
+from trunkline.checkpoint.ranks.group import Exchange, rank_error
+from trunkline.checkpoint.ranks.outcomes import combine, join, together
+from trunkline.checkpoint.state.tree import VIEWS, restore, restore_into
+
+_log = Log("checkpoint")
+_BUT = "nothing was loaded"
+_SLICE_BYTES = 16 << 20
+_ROUND_SLICES = 4  # that are sent before their checksums are compared
+
+
+class _Whole(NamedTuple):
+    """What the parts of loading that know manifests need of a checkpoint of several nodes."""
+
+    step: int
+    state: str
+    described: list[tuple[str, str, tuple[int, ...], int]]
+
+    def tensors(self) -> list[tuple[str, str, tuple[int, ...], int]]:
+        """Return name, dtype, shape and bytes of each tensor."""
+        return self.described
+
+
+class _Slice(NamedTuple):
+    """Bytes of a tensor that one rank has read."""
+
+    piece: Piece
+    reader: int
+
+
+class LocalLoading:
+    """Loads steps for a Checkpointer with local=True. Its calls are collective."""
+
+    def __init__(self, context: LocalContext, group: Callable[[], Any]) -> None:
+        """`group`: returns the process group of all ranks; called where there is more than one."""
+        self._context = context
+        self._group = group
+
+    def steps(self, call: str) -> tuple[int | None, list[int]]:
+        """Return the latest step, whether or not it can be loaded, and those that can be."""
+
+        def work(exchange: Exchange | None) -> Any:
+            offered = self._entries(lock=False)
+            return combine(exchange, "entries", offered, self._list, f"{call} failed")
+
+        found = self._together(call, work)
+        if "problem" in found:
+            raise refusal(self._context, found["problem"], call)
+        return found["latest"], found["steps"]
+
+    def load(self, step: int | None, into: Any, wanted: Wanted) -> tuple[int, Any]:
+        """Load a step (None: the latest); return its number and the state."""
+        call = f"load({'' if step is None else step})"
+        try:
+            loaded: tuple[int, Any] = self._together(
+                call, lambda exchange: self._load(exchange, step, into, wanted)
+            )
+        except BaseException:
+            self._context.must_read = True
+            raise
+        return loaded
+
+    def _together(self, call: str, work: Callable[[Exchange | None], Any]) -> Any:
+        exchange = self._context.ranks.exchange(call, self._context.collectives())
+        if exchange is None:
+            return work(None)
+
+        def met() -> Any:
+            exchange.meet() if exchange.rank == 0 else join(exchange, _BUT)
+            return work(exchange)
+
+        return together(exchange, met)
+
+    def _load(
+        self, exchange: Exchange | None, step: int | None, into: Any, wanted: Wanted
+    ) -> tuple[int, Any]:
+        context = self._context
+        plans: list[LoadPlan] = []  # on rank 0
+        found = combine(
+            exchange,
+            "entries",
+            self._entries(lock=True),
+            lambda offered: self._plan(offered, step, plans),
+            _BUT,
+        )
+        what = f"loading from {context.directory}"
+        if "problem" in found:
+            raise refusal(context, found["problem"], what)
+        if "nothing" in found:
+            raise exception_of(
+                "system", 2, f"{context.directory} has no checkpoint yet, on any node", context.directory
+            )
+        for text in found["warnings"]:
+            warn_without_failing(text, caller())
+        save = entry_of(found["save"])
+        whole = combine(
+            exchange, "whole", self._describe(save, found["holder"]), lambda each: each[found["holder"]], _BUT
+        )
+        if context.ranks.size > 1:
+            context.begin_load(save.step)
+        state = self._read(save, whole, found["nodes"], into, wanted)
+        if found["is_latest"]:
+            context.run = Run.of(self._commit(exchange, plans))
+        else:
+            context.run = plans[0].run if plans else Run()
+        context.fresh = False
+        if context.ranks.size > 1:
+            context.complete_load(save.step, save.id)
+        _log.info("%s: step %d is loaded", context.directory, save.step)
+        return save.step, state
+
+    # The agreement--------------------------------------------------
+
+    def _entries(self, *, lock: bool) -> Any:
+        """Return what this node has, on its first rank."""
+        node = self._context.node
+        if node is None:
+            return None
+        if lock and os.path.isdir(node.directory):  # noqa: PTH112
+            node.lock()
+        if self._context.must_read:
+            node.read()
+            self._context.must_read = not lock  # another process may change it
+        return inventory_in_json(node.inventory())
+
+    def _list(self, offered: list[Any]) -> dict[str, Any]:
+        found = [inventory_of(each) for each in self._context.of_nodes(offered)]
+        try:
+            plan = None
+            steps = loadable_steps(found)
+            latest = max(steps, default=None)
+            try:
+                plan = plan_load(found, None)
+                latest = None if plan is None else plan.save.step
+            except Refused:
+                pass  # the latest cannot be loaded; load() says so
+        except (Conflict, Diverged) as error:
+            return problem_of(error)
+        return {"latest": latest, "steps": steps}
+
+    def _plan(self, offered: list[Any], step: int | None, plans: list[LoadPlan]) -> dict[str, Any]:
+        """Decide what is loaded, on rank 0."""
+        found: list[Inventory] = [inventory_of(each) for each in self._context.of_nodes(offered)]
+        try:
+            plan = plan_load(found, step)
+        except (Refused, Conflict, Diverged) as error:
+            return problem_of(error)
+        if plan is None:
+            return {"nothing": True}
+        plans.append(plan)
+        return {
+            "save": json_of(plan.save),
+            "is_latest": plan.run is None,
+            "holder": self._context.nodes.first_ranks()[plan.holder],
+            "nodes": [each.node for each in found],
+            "warnings": [
+                f"{self._context.directory}: step {number} on the nodes {nodes} was abandoned: the run went "
+                "on without them. It is left as it is, and not used"
+                for number, nodes in abandoned_steps(found)
+            ],
+        }
+
+    def _describe(self, save: Entry, holder: int) -> Any:
+        """Return the description of the whole, on the rank that is to send it."""
+        if self._context.ranks.rank != holder:
+            return None
+        assert self._context.node is not None
+        return share_of(self._context.node.store, save.number)["whole"]
+
+    def _commit(self, exchange: Exchange | None, plans: list[LoadPlan]) -> Entry:
+        """Step 4 of a load: commit its entry on all nodes."""
+        node = self._context.node
+        if node is not None:
+            node.lock()
+            node.make_id()
+        offered = None if node is None else inventory_in_json(node.inventory())
+
+        def planned(offers: list[Any]) -> Any:
+            return json_of(
+                plan_continuation([inventory_of(each) for each in self._context.of_nodes(offers)], plans[0])
+            )
+
+        entry = entry_of(combine(exchange, "node", offered, planned, _BUT))
+        if node is not None:
+            node.add_continuation(entry)
+        combine(exchange, "prepared", None, lambda _: None, _BUT)
+        if node is not None:
+            node.commit(entry.id)
+        combine(exchange, "marked", None, lambda _: None, _BUT)
+        return entry
+
+    # The bytes------------------------------------------------------
+
+    def _read(
+        self, save: Entry, whole: Mapping[str, Any], nodes: list[str], into: Any, wanted: Wanted
+    ) -> Any:
+        """Return the state, or `into` filled with it. nodes: the ids of all that are there."""
+        where = f"step {save.step} of {self._context.directory}"
+        unknown = set(whole["features"]) - {VIEWS, METRICS}
+        if unknown:
+            raise Format(None, f"{where} needs {', '.join(sorted(unknown))}; use a newer trunkline")
+        about = _Whole(
+            save.step,
+            json.dumps(whole["state"]),
+            [(name, dtype, tuple(shape), nbytes) for name, dtype, shape, nbytes in whole["tensors"]],
+        )
+        with GcPause():
+            part = Part.of(about, into, wanted.selection, where)  # type: ignore[arg-type]
+            finish: Callable[[], None] = _nothing
+            if into is None:
+                state = None
+                tensors = shards.empty_tensors(about, where, CPU, part.names)  # type: ignore[arg-type]
+            else:
+                state, tensors, finish = restore_into(part.skeleton, into, part.whole)
+            memory = [_memory_of(tensors.get(name), nbytes) for name, _, _, nbytes in about.described]
+        with nullcontext() if into is None else partly_filled("`into`", ""):
+            self._fill(save, whole, nodes, memory, verify=bool(wanted.verify))
+            for (name, _, _, _), filled in zip(about.described, memory, strict=True):
+                if name in tensors and not _is_in_place(tensors[name]):
+                    bytes_of(tensors[name]).copy_(filled)
+            finish()
+        if into is not None:
+            return state
+        if wanted.device != CPU:
+            tensors = {name: tensor.to(wanted.device) for name, tensor in tensors.items()}
+        with GcPause():
+            return restore(part.skeleton, tensors, part.whole)
+
+    def _fill(
+        self,
+        save: Entry,
+        whole: Mapping[str, Any],
+        nodes: list[str],
+        memory: list[torch.Tensor],
+        *,
+        verify: bool,
+    ) -> None:
+        """Read the bytes of all tensors, on some node each, and let every rank have them."""
+        context = self._context
+        ranks = None
+        if context.ranks.size > 1:
+            from trunkline.checkpoint.group_reading import ReadingRanks
+
+            ranks = ReadingRanks(self._group())
+        try:
+            error: Exception | None = None
+            slices: list[_Slice] = []
+            own: dict[str, torch.Tensor] = {}
+            for share in range(len(whole["shares"])):
+                readers = context.nodes.ranks_of(nodes.index(whole["shares"][share]["node"]))
+                for name, piece, shard, _ in pieces_of_share(whole, share):
+                    reader = readers[shard % len(readers)]
+                    slices += _slices(piece, reader)
+                    if reader == context.ranks.rank:
+                        own[name] = memory[piece.tensor][piece.begin : piece.end]
+            try:
+                if own:
+                    self._read_own(save, own, verify)
+            except Exception as failed:
+                error = failed
+            if ranks is None:
+                if error is not None:
+                    raise error
+                return
+            _agree(ranks, error)
+            _distribute(ranks, slices, memory)
+        finally:
+            if ranks is not None:
+                ranks.close()
+
+    def _read_own(self, save: Entry, own: Mapping[str, torch.Tensor], verify: bool) -> None:
+        """Read what this rank reads of the share of its node."""
+        store = CheckpointStore(f"{self._context.path}/saves", create=False)
+        manifest = store.open_manifest(save.number)
+        if share_of(store, save.number)["entry"]["id"] != save.id:
+            raise Error(None, f"{store.directory}: the share of step {save.step} is another save's")
+        where = f"step {save.step} of {self._context.directory}"
+        read = shards.targets(manifest, where, own, verify=verify, fresh=False, is_part=True)
+        try:
+            read_layouts(read.layouts, engine=self._context.engine, verify=verify)
+        except Corrupt as error:
+            index, checksum = getattr(error, "layout", None), getattr(error, "checksum", None)
+            if index is None or checksum is None:
+                raise
+            raise shards.corrupt_chunk(manifest, read, index, checksum) from error
+
+
+def _nothing() -> None:
+    """Finish a state that needs nothing more."""
+
+
+def _is_in_place(tensor: torch.Tensor) -> bool:
+    """Whether bytes can be read and received where the tensor has them."""
+    return tensor.device == CPU and tensor.is_contiguous()
+
+
+def _memory_of(tensor: torch.Tensor | None, nbytes: int) -> torch.Tensor:
+    """Return the memory for a tensor's bytes: its own, or some for those that this rank cannot receive into.
+
+    Every rank takes part in sending every tensor, also if it does not want it.
+    """
+    if tensor is None or not _is_in_place(tensor):
+        return empty_bytes(nbytes)
+    return bytes_of(tensor)
+
+
+def _slices(piece: Piece, reader: int) -> list[_Slice]:
+    """Divide a piece into what is sent at a time."""
+    return [
+        _Slice(Piece(piece.tensor, begin, min(begin + _SLICE_BYTES, piece.end)), reader)
+        for begin in range(piece.begin, piece.end, _SLICE_BYTES)
+    ]
+
+
+def _agree(ranks: Any, error: Exception | None) -> None:
+    """Raise on all ranks if one has failed to read."""
+    why = None if error is None else str(error) or type(error).__name__
+    for rank, text in enumerate(ranks.gather(why)):
+        if text is None:
+            continue
+        if error is not None:
+            raise error
+        raise rank_error(rank, f"rank {rank} failed to read its part: {text}")
+
+
+def _distribute(ranks: Any, slices: list[_Slice], memory: list[torch.Tensor]) -> None:
+    """Let all ranks have what each has read, and compare the checksums of what they get."""
+    for first in range(0, len(slices), _ROUND_SLICES):
+        sends: list[tuple[torch.Tensor, int]] = []
+        receives: list[tuple[torch.Tensor, int]] = []
+        sent: dict[int, int] = {}
+        batch = slices[first : first + _ROUND_SLICES]
+        views = [memory[each.piece.tensor][each.piece.begin : each.piece.end] for each in batch]
+        for at, (each, view) in enumerate(zip(batch, views, strict=True)):
+            if each.reader == ranks.rank:
+                sent[at] = crc32c(view)
+                sends += [(view, rank) for rank in range(ranks.size) if rank != ranks.rank]
+            else:
+                receives.append((view, each.reader))
+        ranks.transfer(sends, receives)
+        checksums = ranks.gather(sent)
+        wrong = [
+            at
+            for at, (each, view) in enumerate(zip(batch, views, strict=True))
+            if each.reader != ranks.rank and crc32c(view) != checksums[each.reader][at]
+        ]
+        _agree(
+            ranks, Error(None, f"bytes from rank {batch[wrong[0]].reader} arrived damaged") if wrong else None
+        )

@@ -1,0 +1,307 @@
+"""One save of one rank into directories of checkpoints that one node each sees.
+
+The steps are those of nodes/agreement.py. The first rank of each node locks the directory of the node, and
+writes its record and manifest; all ranks of the node write its share.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from trunkline._core import CheckpointSave, FileSet, GcPause
+from trunkline._errors import Error, exception_of
+from trunkline._logging import Log
+from trunkline._warnings import warn_without_failing
+from trunkline.checkpoint.directory import shards as shard_files
+from trunkline.checkpoint.directory.retention import metrics_in_manifest
+from trunkline.checkpoint.directory.shares import Piece, divide, limited, spread
+from trunkline.checkpoint.directory.step_save import FEW_TENSORS, SaveContext, StepSave
+from trunkline.checkpoint.lock_wait import retry_while_locked
+from trunkline.checkpoint.nodes.agreement import Conflict, Diverged, Inventory
+from trunkline.checkpoint.nodes.detection import Nodes
+from trunkline.checkpoint.nodes.node_directory import (
+    NodeDirectory,
+    entry_of,
+    inventory_in_json,
+    inventory_of,
+    json_of,
+    state_of_share,
+)
+from trunkline.checkpoint.nodes.run import Refused, Run, plan_save
+from trunkline.checkpoint.ranks.outcomes import combine, join
+from trunkline.checkpoint.state.difference import marks_of
+
+_log = Log("checkpoint")
+
+
+@dataclass
+class LocalContext(SaveContext):
+    """What all saves and loads of a Checkpointer with local=True share.
+
+    nodes: which ranks share a directory. node: the directory, on the first rank of each node. run: None
+    before the first save or load. fresh: the first save starts over. must_read: the directory may
+    have changed, as when a save has failed. must_collect: it may have shards that no manifest names.
+    """
+
+    nodes: Nodes = field(default_factory=lambda: Nodes((0,)))
+    node: NodeDirectory | None = None
+    path: str = ""
+    run: Run | None = None
+    fresh: bool = False
+    must_read: bool = True
+    must_collect: bool = True
+
+    @property
+    def directory(self) -> str:
+        """The directory, as this rank names it."""
+        return self.path
+
+    @property
+    def own_node(self) -> int:
+        """The index of the node of this rank."""
+        return self.nodes.node_of[self.ranks.rank]
+
+    def of_nodes(self, values: Sequence[Any]) -> list[Any]:
+        """Return those of the values of all ranks that the first ranks of nodes have sent."""
+        return [values[rank] for rank in self.nodes.first_ranks()]
+
+
+def refusal(context: LocalContext, problem: Mapping[str, str], doing: str) -> Exception:
+    """Make the error for what the coordinator has refused."""
+    text = f"{doing}: {problem['text']}"
+    if problem["kind"] == "exists":
+        return FileExistsError(17, text, context.directory)
+    if problem["kind"] == "missing":
+        return exception_of("system", 2, text, context.directory)
+    return Error(None, text, context.directory)
+
+
+def problem_of(error: Exception) -> dict[str, dict[str, str]]:
+    """Return what the coordinator sends instead of a plan."""
+    text = str(error)
+    if isinstance(error, Diverged):
+        text = (
+            "runs of different nodes went on without knowing of each other, and nobody but you can say which "
+            f"one to use: {text}. Move the directory away on the nodes of the others"
+        )
+    return {"problem": {"kind": getattr(error, "kind", "conflict"), "text": text}}
+
+
+class LocalSave(StepSave):
+    """One save of one rank, whose node has a directory of its own."""
+
+    _context: LocalContext
+
+    def begin(self) -> FileSet:
+        """Step 1 of a save, and the files of this rank."""
+        exchange, context = self._exchange, self._context
+        if exchange is not None:
+            exchange.meet() if exchange.rank == 0 else join(exchange)
+        offered = self._offer()
+        self._placement = combine(exchange, "entries", offered, self._plan)
+        if context.ranks.rank > 0:
+            self._compare(context.ranks.rank)
+        if "problem" in self._placement:
+            raise refusal(context, self._placement["problem"], self._what())
+        self._entry = entry_of(self._placement["entry"])
+        volumes = combine(exchange, "volumes", self._volumes(), context.of_nodes)[context.own_node]
+        self._lay_out(volumes)
+        located = combine(exchange, "located", self._place(), context.of_nodes)[context.own_node]
+        self._located = located
+        self._placement = {**self._placement, "paths": located["paths"], "replaced": []}
+        writer = context.nodes.ranks_of(context.own_node).index(context.ranks.rank)
+        self._mine = [at for at, (each, _) in enumerate(self._writer_and_volume) if each == writer]
+        return self._lay_out_files()
+
+    def commit(self) -> float | None:
+        """Steps 3 to 8, once the files of this rank are durable."""
+        exchange, context = self._exchange, self._context
+        with GcPause():
+            report = [self._written(number, index) for number, index in enumerate(self._mine)]
+        whole = combine(exchange, "written", report, self._assemble)
+        digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+        self._entry = replace(self._entry, digest=digest)
+        self._prepare(whole)
+        combine(exchange, "prepared", None, lambda _: None)
+        if context.node is not None:
+            context.node.commit(self._entry.id)
+        combine(exchange, "marked", None, lambda _: None)
+        if exchange is not None:
+            self._exchange = None  # errors from now on are not published
+            exchange.__exit__(None, None, None)
+        context.run = Run.of(self._entry)  # what it has left behind is removed below
+        context.fresh = False
+        if context.loaded is self._loaded:
+            context.forget_loads()
+        self._clean_up()
+        return None
+
+    def _offer(self) -> Any:
+        """Return the entries of this node, on its first rank."""
+        node = self._context.node
+        if node is None:
+            return None
+        node.lock()
+        if self._context.must_read:
+            node.read()
+            self._context.must_read = False
+        if self._context.must_collect:
+            node.store.collect()
+            self._context.must_collect = False
+        node.make_id()
+        return inventory_in_json(node.inventory())
+
+    def _plan(self, offered: list[Any]) -> dict[str, Any]:
+        """Choose the entry, on rank 0."""
+        context = self._context
+        found: list[Inventory] = [inventory_of(each) for each in context.of_nodes(offered)]
+        compared = {
+            "digest": {} if self._exchange is None else self._digest(),
+            "marks": [] if self._exchange is None else marks_of(self._skeleton),
+            "collectives": self._collectives,
+            "loaded": self._loaded,
+        }
+        rules = context.rules
+        try:
+            plan = plan_save(found, context.run, context.fresh, self._step, rules.keep, rules.every)
+        except (Refused, Conflict, Diverged) as error:
+            return {**compared, **problem_of(error)}
+        return {**compared, "entry": json_of(plan.entry), "removable": list(plan.removable)}
+
+    def _volumes(self) -> int | None:
+        node = self._context.node
+        return None if node is None else max(1, len(node.store.volumes))
+
+    def _lay_out(self, volumes: int) -> None:
+        """Divide the share of this node among its ranks, and those of each rank among the volumes."""
+        context = self._context
+        sizes = [about.nbytes for about in self._described]
+        with GcPause():
+            share = divide(sizes, context.nodes.count)[context.own_node] if sum(sizes) else []
+            nbytes = [piece.end - piece.begin for piece in share]
+            self._layout = spread(sum(nbytes), len(context.nodes.ranks_of(context.own_node)), max(1, volumes))
+            parts = divide(nbytes, self._layout.writers * self._layout.volumes) if share else []
+            self._parts, self._writer_and_volume = [], []
+            costs = shard_files.head_bytes(self._described) if len(share) > FEW_TENSORS else []
+            for number, part in enumerate(parts):
+                pieces = [
+                    Piece(share[at].tensor, share[at].begin + begin, share[at].begin + end)
+                    for at, begin, end in part
+                ]
+                several = limited(pieces, costs, shard_files.MAX_HEAD_BYTES) if costs else [pieces]
+                self._parts += several
+                self._writer_and_volume += [divmod(number, self._layout.volumes)] * len(several)
+
+    def _place(self) -> Any:
+        """Begin the save in the directory of this node, on its first rank."""
+        node = self._context.node
+        if node is None:
+            return None
+        per_volume = [0] * max(1, len(node.store.volumes))
+        for _, volume in self._writer_and_volume:
+            per_volume[volume] += 1
+        node.store.continue_from(node.store.position())
+        self._save: CheckpointSave | None = retry_while_locked(
+            lambda: node.store.begin(self._entry.number, per_volume)
+        )
+        placement = self._save.placement
+        by_volume: dict[int, list[int]] = {}
+        for index, shard in enumerate(placement["shards"]):
+            by_volume.setdefault(shard["volume"], []).append(index)
+        of_volumes = [iter(by_volume[volume]) for volume in sorted(by_volume)]
+        order = [next(of_volumes[volume]) for _, volume in self._writer_and_volume]
+        return {
+            "paths": [placement["shards"][index]["path"] for index in order],
+            "shards": [
+                {key: placement["shards"][index][key] for key in ("volume", "file")} for index in order
+            ],
+        }
+
+    def _assemble(self, reports: list[list[dict[str, Any]]]) -> dict[str, Any]:
+        """Return the description of the whole: what there is, and which node has which bytes."""
+        nodes = self._context.nodes
+        return {
+            "state": self._skeleton,
+            "tensors": [[each.name, each.dtype, list(each.shape), each.nbytes] for each in self._described],
+            "world_size": self._context.ranks.size,
+            "metrics": metrics_in_manifest(self._metrics),
+            "features": self._features,
+            "shares": [
+                {
+                    "node": self._entry.nodes[node],
+                    "shards": sorted(
+                        (shard for rank in nodes.ranks_of(node) for shard in reports[rank]),
+                        key=lambda shard: int(shard["index"]),
+                    ),
+                }
+                for node in range(nodes.count)
+            ],
+        }
+
+    def _prepare(self, whole: dict[str, Any]) -> None:
+        """Step 4: commit the share in the directory of this node, on its first rank."""
+        node = self._context.node
+        if node is None:
+            return
+        assert self._save is not None
+        shards = whole["shares"][self._context.own_node]["shards"]
+        self._save.commit(
+            {
+                "step": self._entry.number,
+                "chunk_bytes": shard_files.CHUNK_BYTES,
+                "world_size": self._context.ranks.size,
+                "volumes": self._save.placement["volumes"],
+                "shards": [
+                    {
+                        **self._located["shards"][each["index"]],
+                        "bytes": each["bytes"],
+                        "crc32c": each["crc32c"],
+                    }
+                    for each in shards
+                ],
+                "state": state_of_share(self._entry, whole),
+            },
+            [
+                (name, "U8", (piece.end - piece.begin,), [(shard, offset, piece.end - piece.begin)])
+                for name, piece, shard, offset in pieces_of_share(whole, self._context.own_node)
+            ],
+        )
+        node.add_save(self._entry)
+
+    def _clean_up(self) -> None:
+        """Step 8, on the first rank of each node. Errors do not make the save fail."""
+        node = self._context.node
+        if node is None:
+            return
+        assert self._save is not None
+        self._save.release()
+        try:
+            node.remove(self._placement["removable"])
+        except OSError as error:
+            warn_without_failing(
+                f"could not remove old checkpoints of {node.directory}: {error}", self._caller
+            )
+
+    def abandon(self, error: BaseException) -> BaseException:
+        """Publish that this rank failed, and remove what was written."""
+        self._context.must_read = self._context.must_collect = True
+        return super().abandon(error)
+
+    def _mention_set_aside_run(self, error: BaseException) -> None:
+        """Nothing was set aside: what a run with fresh=True leaves behind stays in its place."""
+
+
+def pieces_of_share(whole: Mapping[str, Any], node: int) -> list[tuple[str, Piece, int, int]]:
+    """Return the pieces of a node's share: name in its manifest, tensor and bytes, shard and offset."""
+    found: list[tuple[str, Piece, int, int]] = []
+    names: set[str] = set()
+    for shard, about in enumerate(whole["shares"][node]["shards"]):
+        for tensor, begin, end, offset in about["pieces"]:
+            name = f"{whole['tensors'][tensor][0]}[{begin}:{end}]"
+            while name in names:
+                name += "~"
+            names.add(name)
+            found.append((name, Piece(tensor, begin, end), shard, offset))
+    return found

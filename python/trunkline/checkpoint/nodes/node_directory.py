@@ -1,0 +1,268 @@
+"""What a node has on its disk: its id, its entries, and which of them are committed.
+
+    DIR/
+      trunkline-node.json    the record: id, continuations, and the ids of committed entries
+      trunkline-node.lock    held by the process that saves or loads, until it ends
+      saves/                 a directory of checkpoints, in which the number of an entry is that of the step
+
+A save of this node's share is a checkpoint of `saves`, whose state describes the entry and the whole. Its
+manifest is written when the entry is prepared.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import secrets
+import struct
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+from trunkline import _core
+from trunkline._core import CheckpointStore, crc32c
+from trunkline._errors import Corrupt, Error, Format, system_error
+from trunkline.checkpoint.nodes.agreement import Entry, Inventory
+
+RECORD = "trunkline-node.json"
+_LOCK = "trunkline-node.lock"
+_SAVES = "saves"
+_FORMAT = "trunkline node"
+_VERSION = 1
+_SHARE = "share of a node"  # the key of the state in `saves`, which no state of a user has at this place
+
+# Descriptors that hold locks (fcntl F_OFD_SETLK), by device and inode of the file. They are closed when the
+# process ends, and in a child when it is forked, so that it does not hold the lock of its parent.
+_locks: dict[tuple[int, int], int] = {}
+_WHOLE_FILE = struct.pack("@hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+# Of filesystems without locks: users must make sure that one job at a time uses the directory.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+class NodeDirectory:
+    """The directory of a node. Only after lock() may it be changed. Not thread-safe."""
+
+    def __init__(self, directory: str, volumes: list[str] | None = None) -> None:
+        """Open it, which creates nothing. Raises Error if it cannot be read, Corrupt if it is damaged."""
+        self.directory = directory
+        self.store = CheckpointStore(f"{directory}/{_SAVES}", volumes=volumes)
+        self.id = ""  # until it has one
+        self._continuations: dict[str, Entry] = {}
+        self._committed: set[str] = set()
+        self._saves: dict[str, Entry] = {}
+        self.read()
+
+    def read(self) -> None:
+        """Read again what is on the disk."""
+        record = _read_record(self.directory)
+        self.id = record["id"]
+        self._continuations = {each.id: each for each in map(entry_of, record["continuations"])}
+        self._saves = {}
+        for number in self.store.steps():
+            try:
+                entry = entry_of(share_of(self.store, number)["entry"])
+            except FileNotFoundError:  # the process that has locked the directory has removed it meanwhile
+                continue
+            if entry.number != number:
+                raise Format(None, f"{self.store.directory}: step {number} has the entry {entry.number}")
+            self._saves[entry.id] = entry
+        self._committed = set(record["committed"])
+
+    def inventory(self) -> Inventory:
+        """Return what this node has, for the agreement with others."""
+        entries = {**self._saves, **self._continuations}
+        ordered = tuple(sorted(entries.values(), key=lambda each: (each.number, each.id)))
+        return Inventory(self.id, ordered, frozenset(self._committed & entries.keys()))
+
+    def lock(self) -> None:
+        """Make the directory if it is not there, and lock it until this process ends.
+
+        Raises Error with EBUSY if another process has locked it.
+        """
+        path = f"{self.directory}/{_LOCK}"
+        try:
+            _make_durably(self.directory)
+            descriptor = _lock_file(path)
+        except OSError as error:
+            raise system_error(error, f"lock {self.directory}", self.directory) from None
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _WHOLE_FILE)
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise system_error(error, f"lock {self.directory}", self.directory) from None
+            raise Error(
+                errno.EBUSY,
+                f"cannot lock {self.directory}: another process saves there or has loaded from there; end it "
+                "first",
+                self.directory,
+            ) from None
+
+    def make_id(self) -> None:
+        """Give the node an id, durably, unless it has one."""
+        if not self.id:
+            self._write(secrets.token_hex(8), self._continuations, self._committed)
+
+    def add_save(self, entry: Entry) -> None:
+        """Note that the share of a save is committed in `store`: it is prepared."""
+        self._saves[entry.id] = entry
+
+    def add_continuation(self, entry: Entry) -> None:
+        """Prepare a continuation, durably."""
+        self._write(self.id, {**self._continuations, entry.id: entry}, self._committed)
+
+    def commit(self, name: str) -> None:
+        """Mark an entry as committed, durably."""
+        self._write(self.id, self._continuations, self._committed | {name})
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove entries, durably: first those of saves, with their shares."""
+        gone = set(names)
+        for name in [each for each in self._saves if each in gone]:
+            with suppress(FileNotFoundError):
+                self.store.remove(self._saves[name].number)
+            del self._saves[name]
+        kept = {name: each for name, each in self._continuations.items() if name not in gone}
+        committed = self._committed - gone
+        if (kept, committed) != (self._continuations, self._committed):
+            self._write(self.id, kept, committed)
+
+    def _write(self, own_id: str, continuations: dict[str, Entry], committed: set[str]) -> None:
+        """Replace the record. What it said before is known until this has succeeded."""
+        about = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "id": own_id,
+            "continuations": [json_of(each) for each in continuations.values()],
+            "committed": sorted(committed),
+        }
+        text = json.dumps({**about, "crc32c": _checksum(about)}, indent=1) + "\n"
+        try:
+            file = _core.ReplacementFile(f"{self.directory}/{RECORD}")
+            try:
+                with open(file.fileno(), "wb", closefd=False) as written:
+                    written.write(text.encode())
+                file.finish()
+            finally:
+                file.discard()
+        except OSError as error:
+            if isinstance(error, Error):
+                raise
+            raise system_error(error, f"write {self.directory}/{RECORD}", self.directory) from None
+        self.id, self._continuations, self._committed = own_id, continuations, committed
+
+
+def _make_durably(directory: str) -> None:
+    """Make a directory with those above it, as far as they are missing."""
+    above, name = os.path.split(directory)
+    if not name or os.path.isdir(directory):  # noqa: PTH112
+        return
+    _make_durably(above)
+    with suppress(FileExistsError):
+        os.mkdir(directory)  # noqa: PTH102
+    descriptor = os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _lock_file(path: str) -> int:
+    """Return the descriptor of a lock file, the only one that this process has of it."""
+    with suppress(FileNotFoundError):
+        status = os.stat(path)  # noqa: PTH116
+        known = _locks.get((status.st_dev, status.st_ino))
+        if known is not None:
+            return known
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
+    status = os.fstat(descriptor)
+    return _locks.setdefault((status.st_dev, status.st_ino), descriptor)
+
+
+def _release_locks_of_parent() -> None:
+    for descriptor in _locks.values():
+        with suppress(OSError):
+            os.close(descriptor)
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_release_locks_of_parent)
+
+
+def json_of(entry: Entry) -> dict[str, Any]:
+    """Return an entry as it is stored and sent."""
+    return asdict(entry)
+
+
+def entry_of(about: Mapping[str, Any]) -> Entry:
+    """Return an entry that was stored or sent."""
+    values = dict(about)
+    values["history"] = tuple((branch, number) for branch, number in values["history"])
+    values["nodes"] = tuple(values["nodes"])
+    return Entry(**values)
+
+
+def inventory_in_json(inventory: Inventory) -> dict[str, Any]:
+    """Return an inventory as it is sent."""
+    return {
+        "node": inventory.node,
+        "prepared": [json_of(each) for each in inventory.prepared],
+        "committed": sorted(inventory.committed),
+    }
+
+
+def inventory_of(about: Mapping[str, Any]) -> Inventory:
+    """Return an inventory that was sent."""
+    prepared = tuple(entry_of(each) for each in about["prepared"])
+    return Inventory(about["node"], prepared, frozenset(about["committed"]))
+
+
+def state_of_share(entry: Entry, whole: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state with which a share is saved in `saves`. whole: describes all shares."""
+    return {_SHARE: {"entry": json_of(entry), "whole": whole}}
+
+
+def share_of(store: CheckpointStore, number: int) -> dict[str, Any]:
+    """Return the entry of a share, and the description of the whole."""
+    state = json.loads(store.open_manifest(number).state)
+    if not isinstance(state, dict) or list(state) != [_SHARE]:
+        raise Format(
+            None, f"{store.directory}: step {number} is not the share of a node", str(store.directory)
+        )
+    share: dict[str, Any] = state[_SHARE]
+    return share
+
+
+def _checksum(about: Mapping[str, Any]) -> str:
+    return f"{crc32c(json.dumps(about).encode()):08x}"
+
+
+def _read_record(directory: str) -> dict[str, Any]:
+    path = f"{directory}/{RECORD}"
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123
+            text = file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return {"id": "", "continuations": [], "committed": []}
+    except OSError as error:
+        raise system_error(error, f"read {path}", path) from None
+    try:
+        about = json.loads(text)
+        is_whole = isinstance(about, dict) and about.pop("crc32c", None) == _checksum(about)
+    except ValueError:
+        is_whole = False
+    if not is_whole:
+        raise Corrupt(
+            None,
+            f"{path} is damaged. It says which checkpoints this node has committed: restore it, or move "
+            f"{directory} away; the node then counts as a new one",
+            path,
+        )
+    if about["format"] != _FORMAT or about["version"] != _VERSION:
+        raise Format(
+            None, f"{path}: version {about.get('version')} is not supported; use a newer trunkline", path
+        )
+    record: dict[str, Any] = about
+    return record

@@ -1,0 +1,194 @@
+"""What the coordinator of nodes decides of a save or load: pure functions, but for ids that they choose."""
+
+import secrets
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from trunkline.checkpoint.nodes.agreement import (
+    Decision,
+    Entry,
+    History,
+    Inventory,
+    decide,
+    next_history,
+    next_number,
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run of the nodes has loaded or saved. Rank 0 needs it.
+
+    branch, history: of its entries; empty if it has none. Then it goes on from `start`, an earlier save,
+    where `latest` was the id of the latest entry. left: the ids of saves that it goes back behind.
+    """
+
+    branch: str = ""
+    history: History = ()
+    start: Entry | None = None
+    latest: str = ""
+    left: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, entry: Entry) -> "Run":
+        """Return the run that made an entry."""
+        return cls(entry.branch, entry.history)
+
+
+class Refused(Exception):
+    """Nothing was saved or loaded, for the reason in the text. kind: that of the error to raise for it."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+@dataclass(frozen=True)
+class SavePlan:
+    """The entry of a save, and the ids of those that may be removed once it is committed on all nodes."""
+
+    entry: Entry
+    removable: tuple[str, ...]
+
+
+def plan_save(
+    found: Sequence[Inventory], run: Run | None, fresh: bool, step: int, keep: int | None, every: int | None
+) -> SavePlan:
+    """Plan a save. found: of all nodes of the run, each with an id. run: None before its first save.
+
+    Raises Refused if these nodes have checkpoints that the run does not continue from.
+    """
+    decision = decide(found)
+    latest = decision.latest
+    if run is None and latest is not None and not fresh:
+        raise Refused(
+            "exists",
+            f"there are checkpoints of an earlier run, up to step {latest.step}; call load() first to "
+            "continue it, or pass fresh=True to start over",
+        )
+    if run is not None and latest is not None and latest.branch != run.branch and latest.id != run.latest:
+        raise Refused("exists", f"another run has saved step {latest.step} meanwhile; call load() first")
+    if run is None or not run.branch:
+        start = None if run is None else run.start
+        branch, history = secrets.token_hex(8), next_history(found, start)
+    else:
+        branch, history = run.branch, run.history
+    nodes = tuple(each.node for each in found)
+    entry = Entry(secrets.token_hex(16), next_number(found), branch, history, nodes, step)
+    gone = {each.id for each in decision.failed}
+    if run is not None:
+        kept = [each for each in decision.saves if each.id not in run.left]
+        gone |= _removable(kept, entry, keep, every)
+        if keep is not None:
+            gone |= set(run.left)
+    gone |= _superfluous(found, decision, gone)
+    return SavePlan(entry, tuple(sorted(gone)))
+
+
+def _removable(saves: Sequence[Entry], new: Entry, keep: int | None, every: int | None) -> set[str]:
+    """Return what retention removes of the lineage, as for other checkpoints."""
+    same = [each for each in saves if each.step == new.step]
+    others = [each for each in saves if each.step != new.step]
+    gone = list(same)
+    if keep is not None:
+        # Those of later steps first: the run has gone back behind them.
+        in_order = sorted(others, key=lambda each: (each.step < new.step, each.number))
+        excess = in_order[: max(0, len(in_order) + 1 - keep)]
+        gone += [each for each in excess if every is None or each.step % every]
+    return {each.id for each in gone}
+
+
+def _superfluous(found: Sequence[Inventory], decision: Decision, gone: Collection[str]) -> set[str]:
+    """Return the continuations that are not needed any more.
+
+    A new save supersedes them all. Those are needed that show that a save counts, since not all nodes of that
+    are there.
+    """
+    needed = {each.id for each in decision.saves if each.id not in gone and missing_nodes(decision, each)}
+    every = [each for inventory in found for each in inventory.prepared]
+    return {each.id for each in every if each.base is not None and each.base not in needed}
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """What to load: a save, and the entry from which the run goes on.
+
+    holder: a node that has the save, as an index. run: goes back to the save; None if that is the latest:
+    then the load is an entry.
+    """
+
+    save: Entry
+    chosen: Entry
+    holder: int
+    run: Run | None
+
+
+def plan_load(found: Sequence[Inventory], step: int | None) -> LoadPlan | None:
+    """Plan a load. found: of all nodes; those without an id have nothing. None: there is no checkpoint.
+
+    Raises Refused if a step does not exist, or cannot be loaded without nodes that are not there.
+    """
+    decision = decide(each for each in found if each.node)
+    if decision.latest is None and step is None:
+        return None
+    if step is None:
+        save = decision.save
+    else:
+        save = next((each for each in reversed(decision.saves) if each.step == step), None)
+    if save is None and (step is not None or decision.latest is None):
+        raise Refused("missing", f"there is no checkpoint of step {step}{_loadable(decision)}")
+    absent = missing_nodes(decision, save or decision.latest)
+    if save is None or absent:
+        what = (save or decision.latest).step  # type: ignore[union-attr]
+        raise Refused(
+            "incomplete",
+            f"step {what} cannot be loaded: its bytes on {', '.join(absent) or 'other nodes'} are not "
+            f"here{_loadable(decision)}. Bring back the nodes with these ids, which are in "
+            "trunkline-node.json, or load another step",
+        )
+    latest = decision.latest
+    assert latest is not None
+    holder = next(index for index, each in enumerate(found) if save in each.prepared)
+    if save == decision.save:
+        return LoadPlan(save, latest, holder, None)
+    left = tuple(each.id for each in decision.saves if not save.continues(each))
+    return LoadPlan(save, save, holder, Run(start=save, latest=latest.id, left=left))
+
+
+def missing_nodes(decision: Decision, save: Entry | None) -> list[str]:
+    """Return the nodes that have bytes of a save, and are not there."""
+    if save is None:
+        return []
+    return [node for node in save.nodes if node not in decision.holders.get(save.id, ())]
+
+
+def loadable_steps(found: Sequence[Inventory]) -> list[int]:
+    """Return the steps that these nodes can load, ascending."""
+    decision = decide(each for each in found if each.node)
+    return sorted({each.step for each in decision.saves if not missing_nodes(decision, each)})
+
+
+def _loadable(decision: Decision) -> str:
+    steps = sorted({each.step for each in decision.saves if not missing_nodes(decision, each)})
+    return f"; of these nodes, {', '.join(map(str, steps))} can be loaded" if steps else "; no step can"
+
+
+def plan_continuation(found: Sequence[Inventory], plan: LoadPlan) -> Entry:
+    """Return the entry of a load. found: of all nodes, each with an id."""
+    return Entry(
+        secrets.token_hex(16),
+        next_number(found),
+        secrets.token_hex(8),
+        next_history(found, plan.chosen),
+        tuple(each.node for each in found),
+        plan.save.step,
+        base=plan.save.id,
+    )
+
+
+def abandoned_steps(found: Sequence[Inventory]) -> list[tuple[int, str]]:
+    """Return the steps, with their nodes, of saves that a run has left behind without knowing them."""
+    decision = decide(each for each in found if each.node)
+    return [
+        (each.step, ", ".join(decision.holders[each.id])) for each in decision.abandoned if each.base is None
+    ]
