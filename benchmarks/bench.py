@@ -8,7 +8,7 @@ reads, the last of the small reads, every token that is generated.
     make bench ARGS="--only cpu,latency --rounds 9 --json"
 
 Sections: sequential, cpu, unthrottled, random, latency (the engine); samples (training data); saving,
-loading, filling, overlap (checkpoints); streaming, experts (models larger than memory); serving
+loading, memory, filling, overlap (checkpoints); streaming, experts (models larger than memory); serving
 (SGLang); many (a million tensors); workloads (emulated training jobs). The head of each file says what it
 measures.
 The numbers are also written to build/bench/bench.json. Those of a run of all sections are kept in
@@ -39,6 +39,7 @@ import larger_models
 import latency
 import loading
 import many_tensors
+import new_memory
 import overlap
 import random_reads
 import samples
@@ -62,6 +63,7 @@ SECTIONS: dict[str, Callable[[Workbench], list[Comparison]]] = {
     "latency": latency.measure,
     "saving": saving.measure,
     "loading": loading.measure,
+    "memory": new_memory.measure,
     "filling": filling.measure,
     "overlap": overlap.measure,
     "streaming": larger_models.measure,

@@ -7,11 +7,17 @@ memory then measures that. Kernels that let the waiting time be set are asked to
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+_LIBC = ctypes.CDLL(None)
+_HUGE_PAGE = 2 << 20
+_MADV_POPULATE_WRITE = 23
 _PARAMETERS = Path("/sys/module/page_reporting/parameters")
 _WAIT = {"min_free_ms": 60_000, "max_waiting_mib": 1 << 20}  # least time free, and how much may wait
 
@@ -21,7 +27,30 @@ def touch_new_memory(nbytes: int) -> None:
     # Private: shared memory would come in small pages.
     with mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         memory.madvise(mmap.MADV_HUGEPAGE)
-        memory.madvise(23)  # MADV_POPULATE_WRITE
+        memory.madvise(_MADV_POPULATE_WRITE)
+
+
+def populate(nbytes: int, advice: int) -> None:
+    """Let all processors together make as much new memory resident, in pages as `advice` to madvise says."""
+    threads = os.cpu_count() or 1
+    part = nbytes // threads // _HUGE_PAGE * _HUGE_PAGE
+    with mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory.madvise(advice)
+        first = ctypes.c_char.from_buffer(memory)
+        begin = ctypes.addressof(first)
+        del first  # the mapping cannot be closed before
+
+        def run(number: int) -> None:
+            end = nbytes if number == threads - 1 else (number + 1) * part
+            # By ctypes: the method of mmap keeps other threads of Python from running.
+            _LIBC.madvise(
+                ctypes.c_void_p(begin + number * part),
+                ctypes.c_size_t(end - number * part),
+                _MADV_POPULATE_WRITE,
+            )
+
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(run, range(threads)))
 
 
 @contextmanager

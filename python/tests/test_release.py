@@ -32,6 +32,22 @@ def sources(*folders: str) -> list[Path]:
     return found
 
 
+def found_in(name: str, pattern: str) -> str:
+    found = re.search(pattern, (ROOT / name).read_text(encoding="utf-8"))
+    assert found is not None, f"{name} no longer says which Python is the oldest: {pattern}"
+    return found[1]
+
+
+def test_all_name_the_same_oldest_python() -> None:
+    to_build = found_in("scripts/setup.sh", r"default: python3; at least ([\d.]+)")
+    assert found_in("scripts/setup.sh", r"sys\.version_info < \((\d+, \d+)\)").replace(", ", ".") == to_build
+    assert found_in("README.md", r"with Python ([\d.]+) or later") == to_build
+    to_run = found_in("pyproject.toml", r'requires-python = ">=([\d.]+)"')
+    assert found_in("scripts/release.sh", r"sys\.version_info >= \((\d+, \d+)\)").replace(", ", ".") == to_run
+    assert found_in("README.md", r"also makes a wheel for ([\d.]+\d)") == to_run
+    assert f"for minor in {to_run.partition('.')[2]} " in (ROOT / "scripts/release.sh").read_text("utf-8")
+
+
 def test_bindings_use_the_stable_abi_only() -> None:
     for path in sources("python/bindings"):
         found = NOT_IN_STABLE_ABI.findall(path.read_text(encoding="utf-8"))
