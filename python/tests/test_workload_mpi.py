@@ -126,7 +126,7 @@ def test_one_rank_reports_errors(spec: Path, arguments: list[str], status: int, 
     assert done.returncode == status, done.stderr
     assert done.stderr.count("trunkline workload run: ") == (1 if status else 0)
     assert message in done.stderr
-    assert done.stdout.count("usage: ") == (0 if status else 1)
+    assert done.stdout.count("Usage: ") == (0 if status else 1)
 
 
 @needs_mpi

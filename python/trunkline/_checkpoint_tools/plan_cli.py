@@ -170,7 +170,7 @@ def _seconds(
     if measured is not None:
         share = (nbytes or measured.nbytes) / measured.nbytes
         scaled = "" if share == 1 else f", of {size(measured.nbytes)}, in proportion"
-        count = f"{measured.count} save{'' if measured.count == 1 else 's'}"
+        count = f"{measured.saves} save{'' if measured.saves == 1 else 's'}"
         sources["save_seconds"] = f"{options.results}, mean of {count}{scaled}"
         return measured.seconds * share
     if options.bandwidth is not None:

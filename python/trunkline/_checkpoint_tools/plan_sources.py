@@ -3,6 +3,7 @@
 import datetime
 import itertools
 import json
+import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ class Measured(NamedTuple):
 
     seconds: float
     nbytes: int
-    count: int
+    saves: int
 
 
 def found_in(directory: str) -> Found:
@@ -98,10 +99,10 @@ def measured_in(path: str) -> Measured:
         raise ValueError(f"{path} is not valid JSON ({error}); {_EXPECTED}") from error
     saves = document if isinstance(document, Mapping) else {}
     saves = _member(_member(saves, "checkpoints") or saves, "save")  # of a training, or of checkpoints alone
-    seconds, nbytes, count = (saves.get(key) for key in ("mean_seconds", "bytes", "count"))
-    if not _is_above_0(seconds) or not _is_above_0(nbytes) or not _is_above_0(count):
+    seconds, nbytes, count = (_positive(saves.get(key)) for key in ("mean_seconds", "bytes", "count"))
+    if seconds is None or nbytes is None or count is None:
         raise ValueError(f"{path} has no measured saves; {_EXPECTED}")
-    return Measured(float(seconds), int(nbytes), int(count))
+    return Measured(seconds, int(nbytes), int(count))
 
 
 def _member(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -109,5 +110,7 @@ def _member(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _is_above_0(value: Any) -> bool:
-    return not isinstance(value, bool) and isinstance(value, int | float) and 0 < value < float("inf")
+def _positive(value: Any) -> float | None:
+    """Return a number above 0; None for anything else."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and 0 < value < math.inf else None
