@@ -18,8 +18,8 @@ import model_state
 import safetensors.torch
 import torch
 from guest_memory import populate
-from loading import make_cold
 from measurement import Comparison, interleave, spent
+from page_cache import make_cold
 from timed import Timed
 from workbench import Workbench
 

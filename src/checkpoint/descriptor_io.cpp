@@ -94,8 +94,7 @@ Status write_store_descriptor(const std::string& directory, const StoreDescripto
   return before ? ops.replace_file_durably(path, *text) : ops.create_file_durably(path, *text);
 }
 
-Result<OwnTiers> read_tiers(const std::string& directory,
-                            const std::optional<StoreDescriptor>& descriptor) {
+Result<OwnTiers> read_tiers(const std::string& directory, const std::optional<StoreDescriptor>& descriptor) {
   const std::string path = tiers_path(directory);
   const auto text = os::read_text(path, kMaxDescriptorBytes);
   if (!text && text.error().code == ENOENT) return OwnTiers{};

@@ -36,8 +36,7 @@ struct OwnTiers {
 
 // The tiers of a directory with this descriptor; none where there is no record, or only one that was written
 // for another descriptor.
-Result<OwnTiers> read_tiers(const std::string& directory,
-                            const std::optional<StoreDescriptor>& descriptor);
+Result<OwnTiers> read_tiers(const std::string& directory, const std::optional<StoreDescriptor>& descriptor);
 Status write_tiers(const std::string& directory, const StoreDescriptor& descriptor,
                    const std::vector<RecordedTier>& tiers, const DirectoryOps& ops);
 

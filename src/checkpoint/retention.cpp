@@ -28,15 +28,14 @@ Error not_removed(const std::string& directory, std::span<const Commit> commits,
   std::vector<std::uint64_t> steps;
   for (const Commit& commit : commits) steps.push_back(commit.step);
   std::ranges::sort(steps);
-  return {
-      .kind = ErrorKind::system,
-      .code = EEXIST,
-      .message = fmt::format(
-          "{}: keep={} does not count or remove {}, which this Checkpointer has not loaded or saved, or "
-          "which came back from a folder aside-*. delete() removes checkpoints; to continue an earlier run, call "
-          "load() before the first save, and use one Checkpointer for all saves",
-          directory, keep, in_words(steps)),
-      .path = directory};
+  return {.kind = ErrorKind::system,
+          .code = EEXIST,
+          .message = fmt::format(
+              "{}: keep={} does not count or remove {}, which this Checkpointer has not loaded or saved, or "
+              "which came back from a folder aside-*. delete() removes checkpoints; to continue an earlier "
+              "run, call load() before the first save, and use one Checkpointer for all saves",
+              directory, keep, in_words(steps)),
+          .path = directory};
 }
 
 // Those that stay come first: a run that went back behind later steps gives them up before any other.

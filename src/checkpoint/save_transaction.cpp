@@ -257,7 +257,7 @@ Result<std::uint64_t> SaveTransaction::commit_copy(const Manifest& original) {
                       .bytes = original.shards[i].bytes,
                       .crc32c = original.shards[i].crc32c};
   }
-  // The shards have the access rights of the original, or fewer, and the manifest has values of the state, too.
+  // The shards are no more readable than the originals, and the manifest has values of the state, too.
   if (!placement_.paths.empty()) manifest_like_ = placement_.paths.front();
   // Not above what this process remembers: the copies may have been removed, and are made again.
   return commit_as(std::move(copy), original.commit, original.commit);

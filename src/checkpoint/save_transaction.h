@@ -105,7 +105,7 @@ class SaveTransaction {
   // Guarded by the state's mutex.
   Phase phase_ = Phase::writing;
   std::uint64_t number_ = 0;
-  std::string manifest_like_;       // a file whose access rights the manifest gets; empty: of what it replaces
+  std::string manifest_like_;  // a file whose access rights the manifest gets; empty: of what it replaces
   std::vector<std::string> links_;  // paths
   std::unique_ptr<DirectoryLock> lock_;
   HeldDirectories directories_;  // into which shards are written; the first, the manifest

@@ -51,7 +51,8 @@ std::optional<RecordedTier> tier_of(const Json& json) {
 }  // namespace
 
 Result<std::string> format_tier_record(const TierRecord& record) {
-  nlohmann::ordered_json json = {{"format", kFormat}, {"version", kVersion}, {"id", record.id}, {"inode", record.inode}};
+  nlohmann::ordered_json json = {
+      {"format", kFormat}, {"version", kVersion}, {"id", record.id}, {"inode", record.inode}};
   json["tiers"] = nlohmann::ordered_json::array();
   for (const RecordedTier& tier : record.tiers)
     json["tiers"].push_back({{"directory", tier.directory}, {"id", tier.id}});

@@ -33,7 +33,8 @@ bool has_unstable_inodes(const std::string& path) {
 
 Result<std::uint64_t> stable_inode(const std::string& path) {
   struct stat status{};
-  if (::stat(path.c_str(), &status) != 0) return std::unexpected(system_error(errno, "examine " + path, path));
+  if (::stat(path.c_str(), &status) != 0)
+    return std::unexpected(system_error(errno, "examine " + path, path));
   return has_unstable_inodes(path) ? 0 : status.st_ino;
 }
 

@@ -108,7 +108,7 @@ class _Records:
     def __init__(self, archive: Archive, file_bytes: int, memory: Memory, version: Version | None) -> None:
         self._archive = archive
         targets = memory.large | {
-            record: torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
+            record: torch.empty(0, dtype=torch.uint8).set_(storage)
             for record, storage in memory.small.items()
         }
         self._records: list[Record] = sorted(

@@ -281,7 +281,7 @@ class LocalLoading:
         context = self._context
         ranks = None
         if context.ranks.size > 1:
-            from trunkline.checkpoint.group_reading import ReadingRanks
+            from trunkline.checkpoint.reading_ranks import ReadingRanks
 
             ranks = ReadingRanks(self._group())
         try:

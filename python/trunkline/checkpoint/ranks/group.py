@@ -124,7 +124,7 @@ class GroupRanks(Ranks):
             await_ranks(dist.group.WORLD if group is None else group, f"Checkpointer({subject})")
             dist.all_gather_object(every, mine, group=group)
         except RankError as error:
-            raise rank_error(error.rank, self._cannot_open(subject, str(error))) from error
+            raise rank_error(error.rank or 0, self._cannot_open(subject, str(error))) from error
         except RuntimeError as error:  # of any backend, after the timeout of the group
             raise Error(None, self._cannot_open(subject, f"The process group's error: {error}")) from error
         machines = list(dict.fromkeys(each[1:] for each in every))

@@ -90,12 +90,13 @@ def await_ranks(group: Any, call: str) -> None:
         _waits[group] = _Waits(group)
     limit = timeout_of(group)
     seconds = _DEFAULT_SECONDS if limit is None else limit.total_seconds()
+    rank = dist.get_rank(group)
     try:
-        _waits[group].wait(dist.get_rank(group), size, call, seconds)
+        _waits[group].wait(rank, size, call, seconds)
     except RuntimeError as error:  # torch's, of its store
         raise rank_error(
             0,
-            f"rank {dist.get_rank(group)} cannot wait for the other ranks in {call}: the store of the process "
-            "group does not answer; the process that has it, often rank 0, may have ended: "
+            f"rank {rank} cannot wait for the other ranks in {call}: the store of the process group does not "
+            "answer; the process that has it, often rank 0, may have ended: "
             f"{str(error).partition(chr(10))[0]}",
         ) from error
