@@ -224,7 +224,7 @@ class LocalSave(StepSave):
         The digest is made once: the entries that all nodes have must be equal.
         """
         nodes = self._context.nodes
-        whole = {
+        whole: dict[str, Any] = {
             "state": self._skeleton,
             "tensors": [[each.name, each.dtype, list(each.shape), each.nbytes] for each in self._described],
             "world_size": self._context.ranks.size,
