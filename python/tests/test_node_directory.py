@@ -15,6 +15,7 @@ from trunkline.checkpoint.nodes.agreement import Entry, Inventory
 from trunkline.checkpoint.nodes.node_directory import (
     RECORD,
     NodeDirectory,
+    _checksum,
     inventory_in_json,
     inventory_of,
     share_of,
@@ -101,6 +102,25 @@ def test_a_damaged_record_is_not_believed(tmp_path: Path, damage: str) -> None:
         {"flip": text.replace(node.id.encode(), b"0" * 16), "cut": text[:-9], "empty": b""}[damage]
     )
     with pytest.raises(tl.Corrupt, match="is damaged"):
+        NodeDirectory(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"id": None, "continuations": 7},
+        {"continuations": [{"id": "x"}]},
+        {"continuations": [[]]},
+        {"committed": None},
+    ],
+)
+def test_a_record_with_wrong_values_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    NodeDirectory(str(tmp_path)).make_id()
+    about = json.loads((tmp_path / RECORD).read_text())
+    del about["crc32c"]
+    about.update(change)
+    (tmp_path / RECORD).write_text(json.dumps({**about, "crc32c": _checksum(about)}))
+    with pytest.raises(tl.Format, match="is not as trunkline writes it"):
         NodeDirectory(str(tmp_path))
 
 

@@ -120,10 +120,9 @@ class LocalSave(StepSave):
         exchange, context = self._exchange, self._context
         with GcPause():
             report = [self._written(number, index) for number, index in enumerate(self._mine)]
-        whole = combine(exchange, "written", report, self._assemble)
-        digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
-        self._entry = replace(self._entry, digest=digest)
-        self._prepare(whole)
+        assembled = combine(exchange, "written", report, self._assemble)
+        self._entry = replace(self._entry, digest=assembled["digest"])
+        self._prepare(assembled["whole"])
         combine(exchange, "prepared", None, lambda _: None)
         if context.node is not None:
             context.node.commit(self._entry.id)
@@ -220,9 +219,12 @@ class LocalSave(StepSave):
         }
 
     def _assemble(self, reports: list[list[dict[str, Any]]]) -> dict[str, Any]:
-        """Return the description of the whole: what there is, and which node has which bytes."""
+        """Describe the whole, on rank 0: what there is, and which node has which bytes.
+
+        The digest is made once: the entries that all nodes have must be equal.
+        """
         nodes = self._context.nodes
-        return {
+        whole: dict[str, Any] = {
             "state": self._skeleton,
             "tensors": [[each.name, each.dtype, list(each.shape), each.nbytes] for each in self._described],
             "world_size": self._context.ranks.size,
@@ -239,6 +241,8 @@ class LocalSave(StepSave):
                 for node in range(nodes.count)
             ],
         }
+        digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+        return {"whole": whole, "digest": digest}
 
     def _prepare(self, whole: dict[str, Any]) -> None:
         """Step 4: commit the share in the directory of this node, on its first rank."""

@@ -15,8 +15,8 @@ import json
 import os
 import secrets
 import struct
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -56,18 +56,21 @@ class NodeDirectory:
     def read(self) -> None:
         """Read again what is on the disk."""
         record = _read_record(self.directory)
-        self.id = record["id"]
-        self._continuations = {each.id: each for each in map(entry_of, record["continuations"])}
+        with _wrong_values_named(f"{self.directory}/{RECORD}"):
+            own_id, committed = str(record["id"]), set(map(str, record["committed"]))
+            continuations = {each.id: each for each in map(entry_of, record["continuations"])}
+        self.id, self._continuations, self._committed = own_id, continuations, committed
         self._saves = {}
         for number in self.store.steps():
             try:
-                entry = entry_of(share_of(self.store, number)["entry"])
+                share = share_of(self.store, number)
             except FileNotFoundError:  # the process that has locked the directory has removed it meanwhile
                 continue
+            with _wrong_values_named(f"step {number} of {self.store.directory}"):
+                entry = entry_of(share["entry"])
             if entry.number != number:
                 raise Format(None, f"{self.store.directory}: step {number} has the entry {entry.number}")
             self._saves[entry.id] = entry
-        self._committed = set(record["committed"])
 
     def inventory(self) -> Inventory:
         """Return what this node has, for the agreement with others."""
@@ -191,6 +194,15 @@ def _release_locks_of_parent() -> None:
 os.register_at_fork(after_in_child=_release_locks_of_parent)
 
 
+@contextmanager
+def _wrong_values_named(what: str) -> Iterator[None]:
+    """Raise Format for values that this version does not write."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise Format(None, f"{what} is not as trunkline writes it: {error!r}", what) from None
+
+
 def json_of(entry: Entry) -> dict[str, Any]:
     """Return an entry as it is stored and sent."""
     return asdict(entry)
@@ -199,8 +211,9 @@ def json_of(entry: Entry) -> dict[str, Any]:
 def entry_of(about: Mapping[str, Any]) -> Entry:
     """Return an entry that was stored or sent."""
     values = dict(about)
-    values["history"] = tuple((branch, number) for branch, number in values["history"])
-    values["nodes"] = tuple(values["nodes"])
+    values["history"] = tuple((str(branch), int(number)) for branch, number in values["history"])
+    values["nodes"] = tuple(map(str, values["nodes"]))
+    values["number"], values["step"] = int(values["number"]), int(values["step"])
     return Entry(**values)
 
 
@@ -260,7 +273,7 @@ def _read_record(directory: str) -> dict[str, Any]:
             f"{directory} away; the node then counts as a new one",
             path,
         )
-    if about["format"] != _FORMAT or about["version"] != _VERSION:
+    if about.get("format") != _FORMAT or about.get("version") != _VERSION:
         raise Format(
             None, f"{path}: version {about.get('version')} is not supported; use a newer trunkline", path
         )
