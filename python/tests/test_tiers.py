@@ -571,6 +571,36 @@ if sys.argv[3] == "repaired":
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("copies", ["one is stopped", "all are made"])
+def test_the_exit_does_not_wait_for_a_tier_that_does_not_respond(run: Path, tier: Path, copies: str) -> None:
+    script = """
+import sys, threading
+import trunkline as tl
+from trunkline.checkpoint.tiers import drain, tiers
+listed, has_hung = drain.committed_in, threading.Event()
+def hangs(directory, every=1):  # as in a filesystem whose server is gone, but for Ctrl-C
+    if has_hung.is_set() and str(directory) == sys.argv[2]:
+        threading.Event().wait()
+    return listed(directory, every)
+drain.committed_in = tiers.committed_in = hangs
+drain._EXIT_SECONDS = 0.5
+checkpoints = tl.Checkpointer(sys.argv[1], tiers=[tl.Tier(sys.argv[2])])
+checkpoints.save(1, {}, block=True)
+checkpoints.wait_drained()
+has_hung.set()
+if sys.argv[3] == "one is stopped":
+    checkpoints.save(2, {}, block=True)
+"""
+    ended = exit_of(script, run, tier, Path(copies))
+    if copies == "all are made":
+        assert (ended.returncode, ended.stderr) == (0, "")
+        return
+    assert ended.returncode == 1
+    gave_up, left = ended.stderr.splitlines()
+    assert gave_up == f"trunkline: gave up waiting for the copy to {tier}, which does not respond"
+    assert left.startswith(f"trunkline: not copied to {tier} yet: step 2. ")
+
+
 def test_waiting_for_copies_in_an_early_exit_handler_raises(run: Path, tier: Path) -> None:
     script = """
 import atexit, sys

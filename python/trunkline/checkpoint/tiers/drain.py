@@ -65,6 +65,7 @@ class Drain:
         self._check_place: Callable[[], None] = lambda: None
         self._check_run: Callable[[], None] = lambda: None
         self._is_clean = False  # of what earlier processes have left
+        self._directories = source.directory, tier.directory
         self._stop = Flag()
         self._numbers = itertools.count(1)
         self._requested = 0
@@ -197,6 +198,7 @@ class Drain:
         local, queue = self._plan()
         self._settled = {each for each in local if each not in queue}
         self._queue = queue
+        _settled_in[self._directories] = frozenset(self._settled)
 
     def _next(self) -> Commit | None:
         """Return what to copy next. Raises FileExistsError if the tier holds steps of another run."""
@@ -205,6 +207,7 @@ class Drain:
         except FileExistsError:
             self._queue = []
             self._settled = set(committed_in(self._source.directory, self.tier.every))  # none waits for it
+            _settled_in[self._directories] = frozenset(self._settled)
             raise
         self.look()
         return self._queue[0] if self._queue else None
@@ -218,8 +221,19 @@ class Drain:
         return local, steps_to_copy(candidates, there, self.tier.every, self.tier.keep, above)
 
     def left(self) -> list[int]:
-        """Return the steps that are still to be copied, if request() has been called."""
-        return [] if self._requested == 0 else self.to_copy()
+        """Return the steps that are still to be copied, as far as is known, if request() has been called.
+
+        Reads the directory of the run alone: a tier that does not respond would block the caller in the
+        kernel, where no signal ends that.
+        """
+        settled = _settled_in.get(self._directories)
+        if self._requested == 0 or settled is None:
+            return []
+        with suppress(OSError):
+            local = committed_in(self._source.directory, self.tier.every)
+            candidates = [each for each in local if each not in settled]
+            return [each.step for each in steps_to_copy(candidates, [], self.tier.every, self.tier.keep)]
+        return []
 
     def to_copy(self) -> list[int]:
         """Return the steps that are still to be copied; none if that cannot be found out."""
@@ -255,6 +269,7 @@ class Drain:
         finally:
             self._copying = None
         self._settled = self._settled | {commit}
+        _settled_in[self._directories] = _settled_in.get(self._directories, frozenset()) | {commit}
         self._error = None
         if self._news is not None and self._news[0] == commit:
             self._news = None  # it has failed before
@@ -329,6 +344,9 @@ _drains: "weakref.WeakSet[Drain]" = weakref.WeakSet()
 # their Checkpointers are gone.
 _unfinished: set[Drain] = set()
 _turns: dict[str, _thread.LockType] = {}  # by the real path of a tier: held by who copies to it
+# By the directories of a run and of a tier, whichever Checkpointer copies: the steps of the run that the tier
+# has or will never get, as was found out last. A copy that has failed is not among them.
+_settled_in: dict[tuple[str, str], frozenset[Commit]] = {}
 
 
 def _stop_all() -> None:
@@ -358,6 +376,7 @@ def _stop_all() -> None:
 def _forget_parent() -> None:
     _turns.clear()
     _unfinished.clear()
+    _settled_in.clear()
     for drain in list(_drains):
         drain.forget_parent()
 
