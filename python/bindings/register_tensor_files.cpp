@@ -406,9 +406,9 @@ bool is_on_local_filesystem(nb::handle path_value) {
   return call_interruptibly([path] { return os::is_on_local_filesystem(path); });
 }
 
-std::uint64_t stable_inode(nb::handle path_value) {
+std::uint64_t directory_identity(nb::handle path_value) {
   const std::string path = path_argument(path_value, "path");
-  return unwrap(call_interruptibly([path] { return os::stable_inode(path); }));
+  return unwrap(call_interruptibly([path] { return os::directory_identity(path); }));
 }
 
 void check_leads_to(nb::handle path_value, int descriptor) {
@@ -600,9 +600,9 @@ void register_tensor_files(nb::module_& module) {
   module.def("is_on_local_filesystem", &is_on_local_filesystem, "path"_a.none(),
              nb::sig("def is_on_local_filesystem(path: trunkline._types.Path) -> bool"),
              "Whether only this machine writes to the filesystem of the path; False if unknown.");
-  module.def("stable_inode", &stable_inode, "path"_a.none(),
-             nb::sig("def stable_inode(path: trunkline._types.Path) -> int"),
-             "The inode number of what the path leads to; 0 on filesystems that may change it (FUSE, CIFS).");
+  module.def("directory_identity", &directory_identity, "path"_a.none(),
+             nb::sig("def directory_identity(path: trunkline._types.Path) -> int"),
+             "A number that the directory keeps and a copy of it does not have; 0 on FUSE and CIFS.");
   module.def("check_leads_to", &check_leads_to, "path"_a.none(), "descriptor"_a,
              nb::sig("def check_leads_to(path: trunkline._types.Path, descriptor: int) -> None"),
              "Raises OSError (ESTALE) if the path leads to anything but the file or directory open as "

@@ -102,16 +102,16 @@ Result<OwnTiers> read_tiers(const std::string& directory, const std::optional<St
   auto record = parse_tier_record(*text, path);
   if (!record) return std::unexpected(record.error());
   if (record->id != id_of(descriptor)) return OwnTiers{};
-  const auto inode = os::stable_inode(directory);
-  if (!inode) return std::unexpected(inode.error());
-  return OwnTiers{.tiers = std::move(record->tiers), .is_copied = record->inode != *inode};
+  const auto identity = os::directory_identity(directory);
+  if (!identity) return std::unexpected(identity.error());
+  return OwnTiers{.tiers = std::move(record->tiers), .is_copied = record->identity != *identity};
 }
 
 Status write_tiers(const std::string& directory, const StoreDescriptor& descriptor,
                    const std::vector<RecordedTier>& tiers, const DirectoryOps& ops) {
-  const auto inode = os::stable_inode(directory);
-  if (!inode) return std::unexpected(inode.error());
-  const auto text = format_tier_record({.id = descriptor.id, .inode = *inode, .tiers = tiers});
+  const auto identity = os::directory_identity(directory);
+  if (!identity) return std::unexpected(identity.error());
+  const auto text = format_tier_record({.id = descriptor.id, .identity = *identity, .tiers = tiers});
   if (!text) return std::unexpected(text.error());
   return ops.replace_file_durably(tiers_path(directory), *text);
 }

@@ -52,7 +52,7 @@ std::optional<RecordedTier> tier_of(const Json& json) {
 
 Result<std::string> format_tier_record(const TierRecord& record) {
   nlohmann::ordered_json json = {
-      {"format", kFormat}, {"version", kVersion}, {"id", record.id}, {"inode", record.inode}};
+      {"format", kFormat}, {"version", kVersion}, {"id", record.id}, {"identity", record.identity}};
   json["tiers"] = nlohmann::ordered_json::array();
   for (const RecordedTier& tier : record.tiers)
     json["tiers"].push_back({{"directory", tier.directory}, {"id", tier.id}});
@@ -84,13 +84,13 @@ Result<TierRecord> parse_tier_record(std::string_view text, const std::string& p
   auto id = text_of(*json, "id");
   if (!id || !is_id(*id))
     return fail(ErrorKind::format, path, "\"id\" is not 16 lower-case hexadecimal digits");
-  const auto inode = json->find("inode");
-  if (inode == json->end() || !inode->is_number_unsigned())
-    return fail(ErrorKind::format, path, "\"inode\" is not a whole number");
+  const auto identity = json->find("identity");
+  if (identity == json->end() || !identity->is_number_unsigned())
+    return fail(ErrorKind::format, path, "\"identity\" is not a whole number");
   const auto tiers = json->find("tiers");
   if (tiers == json->end() || !tiers->is_array())
     return fail(ErrorKind::format, path, "\"tiers\" is not an array");
-  TierRecord record{.id = *std::move(id), .inode = inode->get<std::uint64_t>(), .tiers = {}};
+  TierRecord record{.id = *std::move(id), .identity = identity->get<std::uint64_t>(), .tiers = {}};
   for (const Json& each : *tiers) {
     auto tier = tier_of(each);
     if (!tier)

@@ -20,7 +20,7 @@ struct RecordedTier {
 
 struct TierRecord {
   std::string id;  // of the descriptor of the directory that has the record; empty: there is no record
-  std::uint64_t inode = 0;  // of that directory: in a copy of it, the record is of another one
+  std::uint64_t identity = 0;  // os::directory_identity() of that directory: a copy of it has another
   std::vector<RecordedTier> tiers;
   bool operator==(const TierRecord&) const = default;
 };

@@ -7,7 +7,7 @@ namespace {
 
 const TierRecord kSample{
     .id = "0011223344556677",
-    .inode = 18446744073709551615U,
+    .identity = 18446744073709551615U,
     .tiers = {{.directory = "/shared/run", .id = "8899aabbccddeeff"}, {.directory = "/far/run", .id = ""}}};
 
 std::string with(std::string_view from, std::string_view to) {
@@ -18,7 +18,8 @@ std::string with(std::string_view from, std::string_view to) {
 }
 
 TEST(TierRecord, IsReadBackAsWritten) {
-  for (const TierRecord& record : {kSample, TierRecord{.id = "0123456789abcdef", .inode = 0, .tiers = {}}}) {
+  for (const TierRecord& record :
+       {kSample, TierRecord{.id = "0123456789abcdef", .identity = 0, .tiers = {}}}) {
     const auto parsed = parse_tier_record(*format_tier_record(record), "t");
     ASSERT_TRUE(parsed) << parsed.error().message;
     EXPECT_EQ(*parsed, record);
@@ -48,7 +49,7 @@ TEST(TierRecord, ErrorsNameTheFileAndTheReason) {
       {"{}", ErrorKind::format, "\"format\""},
       {with("\"version\": 2", "\"version\": 3"), ErrorKind::format, "newer version"},
       {with("\"version\": 2", "\"version\": 1"), ErrorKind::format, "\"version\" is not 2"},
-      {with("18446744073709551615", "-1"), ErrorKind::format, "\"inode\""},
+      {with("18446744073709551615", "-1"), ErrorKind::format, "\"identity\""},
       {with("0011223344556677", "0011223344556677X"), ErrorKind::format, "\"id\""},
       {with("\"tiers\": [", "\"tiers\": [1,"), ErrorKind::format, "\"directory\""},
       {with("/shared/run", "shared/run"), ErrorKind::format, "\"directory\""},
@@ -65,8 +66,8 @@ TEST(TierRecord, ErrorsNameTheFileAndTheReason) {
 }
 
 TEST(TierRecord, APathThatIsNotUtf8IsRejected) {
-  const auto text =
-      format_tier_record({.id = "0011223344556677", .inode = 1, .tiers = {{.directory = "/\xff", .id = ""}}});
+  const auto text = format_tier_record(
+      {.id = "0011223344556677", .identity = 1, .tiers = {{.directory = "/\xff", .id = ""}}});
   ASSERT_FALSE(text);
   EXPECT_EQ(text.error().kind, ErrorKind::invalid_argument);
 }

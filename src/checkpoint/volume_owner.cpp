@@ -41,21 +41,13 @@ Result<std::optional<VolumeOwner>> read_owner(const std::string& volume) {
 }
 
 // When the directory was created, in nanoseconds since 1970; 0 where the filesystem does not record it.
-std::uint64_t birth_of(const std::string& path) {
-  constexpr std::uint64_t kNanoseconds = 1'000'000'000;
-  struct statx status{};
-  if (::statx(AT_FDCWD, path.c_str(), 0, STATX_BTIME, &status) != 0) return 0;
-  if ((status.stx_mask & STATX_BTIME) == 0 || status.stx_btime.tv_sec <= 0) return 0;
-  return static_cast<std::uint64_t>(status.stx_btime.tv_sec) * kNanoseconds + status.stx_btime.tv_nsec;
-}
-
 // nullopt: there is no directory at that path.
 Result<std::optional<VolumeOwner>> identity_of(const std::string& path) {
   struct stat status{};
   if (::stat(path.c_str(), &status) == 0) {
     if (!S_ISDIR(status.st_mode)) return std::nullopt;
     return VolumeOwner{
-        .path = path, .device = status.st_dev, .inode = status.st_ino, .birth = birth_of(path)};
+        .path = path, .device = status.st_dev, .inode = status.st_ino, .birth = os::birth_of(path)};
   }
   if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
   return std::unexpected(system_error(errno, "stat the directory of checkpoints " + path, path));

@@ -1,7 +1,9 @@
 #include "os/same_file.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <linux/magic.h>
+#include <sys/stat.h>
 #include <sys/vfs.h>
 
 #include <cerrno>
@@ -31,11 +33,19 @@ bool has_unstable_inodes(const std::string& path) {
   return ::statfs(path.c_str(), &filesystem) != 0 || has_unstable_inodes(filesystem);
 }
 
-Result<std::uint64_t> stable_inode(const std::string& path) {
+std::uint64_t birth_of(const std::string& path) {
+  constexpr std::uint64_t kNanoseconds = 1'000'000'000;
+  struct statx status{};
+  if (::statx(AT_FDCWD, path.c_str(), 0, STATX_BTIME, &status) != 0) return 0;
+  if ((status.stx_mask & STATX_BTIME) == 0 || status.stx_btime.tv_sec <= 0) return 0;
+  return static_cast<std::uint64_t>(status.stx_btime.tv_sec) * kNanoseconds + status.stx_btime.tv_nsec;
+}
+
+Result<std::uint64_t> directory_identity(const std::string& path) {
   struct stat status{};
   if (::stat(path.c_str(), &status) != 0)
     return std::unexpected(system_error(errno, "examine " + path, path));
-  return has_unstable_inodes(path) ? 0 : status.st_ino;
+  return has_unstable_inodes(path) ? 0 : status.st_ino + birth_of(path);
 }
 
 bool is_same_file(const struct stat& one, const struct stat& other) {

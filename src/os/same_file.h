@@ -24,8 +24,12 @@ Status check_leads_to(const std::string& path, int fd);
 bool has_unstable_inodes(int fd);
 bool has_unstable_inodes(const std::string& path);
 
-// The inode number of the file or directory that `path` leads to, which a copy of it does not have; 0 where
+// When the file or directory that `path` leads to was made, in nanoseconds; 0: not known.
+std::uint64_t birth_of(const std::string& path);
+
+// A number that the directory that `path` leads to keeps, and that a copy of it does not have: its inode
+// number plus its time of birth, modulo 2^64, since filesystems use inode numbers again at once. 0 where
 // has_unstable_inodes(). Fails with the error of stat(2).
-Result<std::uint64_t> stable_inode(const std::string& path);
+Result<std::uint64_t> directory_identity(const std::string& path);
 
 }  // namespace trunkline::os

@@ -52,7 +52,7 @@ def store_descriptor(volumes: list[str], former: list[str], first_commit: int = 
 
 
 def tier_record(tiers: list[dict[str, str]]) -> bytes:
-    document = {"format": "trunkline tiers", "version": 2, "id": ID, "inode": 5, "tiers": tiers}
+    document = {"format": "trunkline tiers", "version": 2, "id": ID, "identity": 5, "tiers": tiers}
     text = json.dumps(document, indent=1)
     return json.dumps(document | {"crc32c": checksum(text.encode())}, indent=1).encode() + b"\n"
 

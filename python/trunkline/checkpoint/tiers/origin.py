@@ -27,7 +27,7 @@ def origin_id(directory: str) -> str:
     if not identity:
         return ""
     with suppress(OSError):
-        return f"{identity}:{_core.stable_inode(directory)}"
+        return f"{identity}:{_core.directory_identity(directory)}"
     return ""
 
 
