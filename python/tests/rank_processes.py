@@ -361,6 +361,10 @@ class Rank:
         self.checkpointers[""] = made
         return made.steps()
 
+    def load_into(self, into: Any) -> None:
+        """Fill a state with the latest step."""
+        self.checkpointers[""].load(into=into)
+
     def save_until_killed(self, first: int, record: str) -> None:
         """Save steps from `first` on, and keep the last that has succeeded in a file."""
         for step in itertools.count(first):

@@ -1,5 +1,6 @@
 """Checkpoints on disks that one node each sees: Checkpointer(..., local=True)."""
 
+import errno
 import json
 import os
 import random
@@ -114,6 +115,71 @@ def test_what_a_failed_save_left_is_removed(tmp_path: Path) -> None:
     again.save(3, {"weight": torch.ones(1000)}, block=True)
     assert not debris.exists()
     assert again.steps() == [1, 2, 3]
+
+
+def fail_to_mark(*_: object) -> None:
+    raise OSError(28, "injected")
+
+
+@pytest.mark.parametrize("begins", ["new", "after load(1)"])
+def test_a_save_that_fails_when_it_is_marked_does_not_block_the_run(tmp_path: Path, begins: str) -> None:
+    """The run has no other entry yet; the save counts, since all nodes have prepared it."""
+    made = tl.Checkpointer(tmp_path, local=True, process_group=False, keep=None)
+    expected = [2, 3]
+    if begins != "new":
+        made.save(1, {"a": 1}, block=True)
+        made.save(2, {"a": 2}, block=True)
+        made.load(1)
+        expected = [1, 2, 3]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NodeDirectory, "commit", fail_to_mark)
+        with pytest.raises(OSError, match="injected"):
+            made.save(2, {"a": 22}, block=True)
+    made.save(3, {"a": 33}, block=True)
+    assert made.steps() == expected
+    assert made.load(2) == {"a": 22}
+    assert made.load(3) == {"a": 33}
+
+
+def test_the_later_of_two_checkpointers_in_one_process_goes_on(tmp_path: Path) -> None:
+    first = tl.Checkpointer(tmp_path, local=True, process_group=False, keep=None)
+    first.save(1, {"a": 1}, block=True)
+    second = tl.Checkpointer(tmp_path, local=True, process_group=False, keep=None)
+    second.load()
+    second.save(2, {"b": 2}, block=True)
+    for call in (lambda: first.save(2, {"a": 2}, block=True), first.load):
+        with pytest.raises(tl.Error, match="another Checkpointer of this process has gone on") as caught:
+            call()
+        assert caught.value.errno == errno.EBUSY
+    second.save(3, {"b": 3}, block=True)
+    assert second.load(2) == {"b": 2}
+
+
+def test_a_record_that_is_missing_is_an_error(tmp_path: Path) -> None:
+    tl.Checkpointer(tmp_path, local=True, process_group=False).save(1, {"a": 1}, block=True)
+    (tmp_path / RECORD).unlink()
+    with pytest.raises(tl.Corrupt, match=f"{RECORD} is missing, and .*saves has checkpoints"):
+        tl.Checkpointer(tmp_path, local=True, process_group=False)
+
+
+def test_a_directory_of_other_checkpoints_is_rejected(tmp_path: Path) -> None:
+    tl.Checkpointer(tmp_path, process_group=False).save(1, {"a": 1}, block=True)
+    with pytest.raises(FileExistsError, match="saved without local=True"):
+        tl.Checkpointer(tmp_path, local=True, process_group=False)
+
+
+def test_a_state_that_does_not_fit_on_one_rank_is_an_error_of_all(tmp_path: Path) -> None:
+    with RankProcesses(2) as ranks:
+        open_all(ranks, directories(tmp_path, [0, 1]))
+        ranks.all("save", 1, {"weight": torch.ones(1000)}, block=True)
+        ranks.tell(0, "load_into", {"weight": torch.zeros(1000)})
+        ranks.tell(1, "load_into", {"weight": torch.zeros(5)})
+        failed = ranks.collect(range(2))
+        assert sorted(failed) == [0, 1]
+        assert failed[1].kind == "ValueError"
+        assert failed[0].kind == "RankError"
+        ranks.all("load_into", {"weight": torch.zeros(1000)})
+        ranks.finish()
 
 
 def test_fresh_has_no_effect_after_loading(tmp_path: Path) -> None:
@@ -345,7 +411,7 @@ def test_damage_is_found_on_all_ranks(tmp_path: Path) -> None:
         failed = ranks.failures("loads", state(2))
         assert failed[1].kind == "Corrupt"
         assert "does not match the checksum" in failed[1].message
-        assert "rank 1 failed to read its part" in failed[0].message
+        assert "nothing was loaded: rank 1: " in failed[0].message
         assert ranks.all("loads", state(1), 1) == [True, True]
         ranks.finish()
 

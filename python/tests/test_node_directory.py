@@ -133,6 +133,9 @@ def test_a_record_of_a_newer_version_is_refused(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_checkpoint_that_is_no_share_is_refused(tmp_path: Path) -> None:
+    node = NodeDirectory(str(tmp_path))
+    node.lock()
+    node.make_id()
     tl.Checkpointer(tmp_path / "saves").save(1, {"a": 1}, block=True)
     with pytest.raises(tl.Format, match="step 1 is not the share of a node"):
         NodeDirectory(str(tmp_path))

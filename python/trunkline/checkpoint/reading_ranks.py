@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, NoReturn, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -22,6 +23,7 @@ class _OwnGroup:
     """A process group of the ranks of another one, for one read at a time."""
 
     group: Any
+    timeout: timedelta | None
     is_idle: bool = False  # on this rank
 
 
@@ -30,14 +32,18 @@ class _OwnGroup:
 _own_groups: "WeakKeyDictionary[Any, list[_OwnGroup]]" = WeakKeyDictionary()
 
 
-def _take_own_group(given: Any, size: int) -> _OwnGroup:
+def _take_own_group(given: Any, size: int, timeout: timedelta | None) -> _OwnGroup:
     """Return a group that is idle on all ranks, or a new one: not the given one, which the program uses."""
     own_groups: list[_OwnGroup] = _own_groups.setdefault(given, [])
     idle: list[Any] = [None] * size
-    dist.all_gather_object(idle, [index for index, own in enumerate(own_groups) if own.is_idle], group=given)
+    dist.all_gather_object(
+        idle,
+        [index for index, own in enumerate(own_groups) if own.is_idle and own.timeout == timeout],
+        group=given,
+    )
     found = min(set.intersection(*map(set, idle)), default=None)
     if found is None:
-        own_groups.append(_OwnGroup(new_gloo_group(given)))
+        own_groups.append(_OwnGroup(new_gloo_group(given, timeout), timeout))
         return own_groups[-1]
     own: _OwnGroup = own_groups[found]
     own.is_idle = False
@@ -47,8 +53,11 @@ def _take_own_group(given: Any, size: int) -> _OwnGroup:
 class ReadingRanks:
     """The ranks that read together. Making one is a collective operation of the given group."""
 
-    def __init__(self, given: Any) -> None:
-        """`given`: the process group. Raises TypeError and ValueError for what is none of this process."""
+    def __init__(self, given: Any, timeout: timedelta | None = None) -> None:
+        """`given`: the process group; timeout: of its operations here, None: its own.
+
+        Raises TypeError and ValueError for what is none of this process.
+        """
         if given is dist.GroupMember.NON_GROUP_MEMBER or not isinstance(given, dist.ProcessGroup):
             raise TypeError(
                 "group: must be a torch.distributed.ProcessGroup of which this process is a rank, such as "
@@ -60,9 +69,9 @@ class ReadingRanks:
         self._is_in_step = True  # no operation of the group has failed
         self._own: _OwnGroup | None = None
         if self.size > 1:
-            await_ranks(given, "the call that reads files together")
+            await_ranks(given, "the call that reads files together", timeout)
             with self._explained():
-                self._own = _take_own_group(given, self.size)
+                self._own = _take_own_group(given, self.size, timeout)
 
     @property
     def _group(self) -> Any:

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 from trunkline._core import CheckpointStore, GcPause, crc32c
@@ -100,6 +101,9 @@ class LocalLoading:
         except BaseException:
             self._context.must_read = True
             raise
+        finally:
+            if self._context.node is not None:
+                self._context.node.is_used = False
         return loaded
 
     def _together(self, call: str, work: Callable[[Exchange | None], Any]) -> Any:
@@ -140,12 +144,12 @@ class LocalLoading:
         )
         if context.ranks.size > 1:
             context.begin_load(save.step)
-        state = self._read(save, whole, found["nodes"], into, wanted)
+        state = self._read(exchange, save, whole, found["nodes"], into, wanted)
         if found["is_latest"]:
             context.run = Run.of(self._commit(exchange, plans))
         else:
             context.run = plans[0].run if plans else Run()
-        context.fresh = False
+        context.fresh, context.attempt = False, None
         if context.ranks.size > 1:
             context.complete_load(save.step, save.id)
         _log.info("%s: step %d is loaded", context.directory, save.step)
@@ -160,6 +164,7 @@ class LocalLoading:
             return None
         if lock and os.path.isdir(node.directory):  # noqa: PTH112
             node.lock()
+            node.is_used = True
         if self._context.must_read:
             node.read()
             self._context.must_read = not lock  # another process may change it
@@ -234,7 +239,13 @@ class LocalLoading:
     # The bytes------------------------------------------------------
 
     def _read(
-        self, save: Entry, whole: Mapping[str, Any], nodes: list[str], into: Any, wanted: Wanted
+        self,
+        exchange: Exchange | None,
+        save: Entry,
+        whole: Mapping[str, Any],
+        nodes: list[str],
+        into: Any,
+        wanted: Wanted,
     ) -> Any:
         """Return the state, or `into` filled with it. nodes: the ids of all that are there."""
         where = f"step {save.step} of {self._context.directory}"
@@ -255,8 +266,10 @@ class LocalLoading:
             else:
                 state, tensors, finish = restore_into(part.skeleton, into, part.whole)
             memory = [_memory_of(tensors.get(name), nbytes) for name, _, _, nbytes in about.described]
+        # A rank that cannot take the state has raised; the others must not wait for it in the process group.
+        combine(exchange, "ready", None, lambda _: None, _BUT)
         with nullcontext() if into is None else partly_filled("`into`", ""):
-            self._fill(save, whole, nodes, memory, verify=bool(wanted.verify))
+            self._fill(exchange, save, whole, nodes, memory, verify=bool(wanted.verify))
             for (name, _, _, _), filled in zip(about.described, memory, strict=True):
                 if name in tensors and not _is_in_place(tensors[name]):
                     bytes_of(tensors[name]).copy_(filled)
@@ -270,6 +283,7 @@ class LocalLoading:
 
     def _fill(
         self,
+        exchange: Exchange | None,
         save: Entry,
         whole: Mapping[str, Any],
         nodes: list[str],
@@ -279,36 +293,29 @@ class LocalLoading:
     ) -> None:
         """Read the bytes of all tensors, on some node each, and let every rank have them."""
         context = self._context
-        ranks = None
-        if context.ranks.size > 1:
-            from trunkline.checkpoint.reading_ranks import ReadingRanks
+        slices: list[_Slice] = []
+        own: dict[str, torch.Tensor] = {}
+        for share in range(len(whole["shares"])):
+            readers = context.nodes.ranks_of(nodes.index(whole["shares"][share]["node"]))
+            for name, piece, shard, _ in pieces_of_share(whole, share):
+                reader = readers[shard % len(readers)]
+                slices += _slices(piece, reader)
+                if reader == context.ranks.rank:
+                    own[name] = memory[piece.tensor][piece.begin : piece.end]
+        if own:
+            self._read_own(save, own, verify)
+        if exchange is None:
+            return
+        # A rank may read for as long as it is alive. Only what comes now has a time limit.
+        combine(exchange, "read", None, lambda _: None, _BUT)
+        from trunkline.checkpoint.reading_ranks import ReadingRanks
 
-            ranks = ReadingRanks(self._group())
+        seconds = context.ranks.timeout
+        ranks = ReadingRanks(self._group(), None if seconds is None else timedelta(seconds=seconds))
         try:
-            error: Exception | None = None
-            slices: list[_Slice] = []
-            own: dict[str, torch.Tensor] = {}
-            for share in range(len(whole["shares"])):
-                readers = context.nodes.ranks_of(nodes.index(whole["shares"][share]["node"]))
-                for name, piece, shard, _ in pieces_of_share(whole, share):
-                    reader = readers[shard % len(readers)]
-                    slices += _slices(piece, reader)
-                    if reader == context.ranks.rank:
-                        own[name] = memory[piece.tensor][piece.begin : piece.end]
-            try:
-                if own:
-                    self._read_own(save, own, verify)
-            except Exception as failed:
-                error = failed
-            if ranks is None:
-                if error is not None:
-                    raise error
-                return
-            _agree(ranks, error)
             _distribute(ranks, slices, memory)
         finally:
-            if ranks is not None:
-                ranks.close()
+            ranks.close()
 
     def _read_own(self, save: Entry, own: Mapping[str, torch.Tensor], verify: bool) -> None:
         """Read what this rank reads of the share of its node."""

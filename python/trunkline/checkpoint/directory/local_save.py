@@ -29,7 +29,7 @@ from trunkline.checkpoint.nodes.node_directory import (
     json_of,
     state_of_share,
 )
-from trunkline.checkpoint.nodes.run import Refused, Run, plan_save
+from trunkline.checkpoint.nodes.run import Refused, Run, after_failure, plan_save
 from trunkline.checkpoint.ranks.outcomes import combine, join
 from trunkline.checkpoint.state.difference import marks_of
 
@@ -41,7 +41,8 @@ class LocalContext(SaveContext):
     """What all saves and loads of a Checkpointer with local=True share.
 
     nodes: which ranks share a directory. node: the directory, on the first rank of each node. run: None
-    before the first save or load. fresh: the first save starts over. must_read: the directory may
+    before the first save or load. attempt: what it is if the save counts that was begun last, and has not
+    succeeded. fresh: the first save starts over. must_read: the directory may
     have changed, as when a save has failed. must_collect: it may have shards that no manifest names.
     """
 
@@ -49,6 +50,7 @@ class LocalContext(SaveContext):
     node: NodeDirectory | None = None
     path: str = ""
     run: Run | None = None
+    attempt: Run | None = None
     fresh: bool = False
     must_read: bool = True
     must_collect: bool = True
@@ -130,7 +132,7 @@ class LocalSave(StepSave):
         if exchange is not None:
             self._exchange = None  # errors from now on are not published
             exchange.__exit__(None, None, None)
-        context.run = Run.of(self._entry)  # what it has left behind is removed below
+        context.run, context.attempt = Run.of(self._entry), None  # what it has left behind is removed below
         context.fresh = False
         if context.loaded is self._loaded:
             context.forget_loads()
@@ -143,6 +145,7 @@ class LocalSave(StepSave):
         if node is None:
             return None
         node.lock()
+        node.is_used = True
         if self._context.must_read:
             node.read()
             self._context.must_read = False
@@ -164,9 +167,12 @@ class LocalSave(StepSave):
         }
         rules = context.rules
         try:
-            plan = plan_save(found, context.run, context.fresh, self._step, rules.keep, rules.every)
+            run = after_failure(found, context.run, context.attempt)
+            plan = plan_save(found, run, context.fresh, self._step, rules.keep, rules.every)
         except (Refused, Conflict, Diverged) as error:
             return {**compared, **problem_of(error)}
+        left = () if run is None else run.left
+        context.attempt = Run(plan.entry.branch, plan.entry.history, left=left)
         return {**compared, "entry": json_of(plan.entry), "removable": list(plan.removable)}
 
     def _volumes(self) -> int | None:
@@ -281,6 +287,7 @@ class LocalSave(StepSave):
             return
         assert self._save is not None
         self._save.release()
+        node.is_used = False
         try:
             node.remove(self._placement["removable"])
         except OSError as error:
@@ -291,7 +298,14 @@ class LocalSave(StepSave):
     def abandon(self, error: BaseException) -> BaseException:
         """Publish that this rank failed, and remove what was written."""
         self._context.must_read = self._context.must_collect = True
-        return super().abandon(error)
+        try:
+            return super().abandon(error)
+        finally:
+            self._end_use()
+
+    def _end_use(self) -> None:
+        if self._context.node is not None:
+            self._context.node.is_used = False
 
     def _mention_set_aside_run(self, error: BaseException) -> None:
         """Nothing was set aside: what a run with fresh=True leaves behind stays in its place."""

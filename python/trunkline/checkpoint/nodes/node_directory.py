@@ -19,10 +19,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
+from weakref import WeakValueDictionary
 
 from trunkline import _core
 from trunkline._core import CheckpointStore, crc32c
-from trunkline._errors import Corrupt, Error, Format, system_error
+from trunkline._errors import Corrupt, Error, Format, exception_of, system_error
+from trunkline._formats.checkpoint_names import DESCRIPTOR, step_of
 from trunkline.checkpoint.nodes.agreement import Entry, Inventory
 
 RECORD = "trunkline-node.json"
@@ -31,6 +33,9 @@ _SAVES = "saves"
 _FORMAT = "trunkline node"
 _VERSION = 1
 _SHARE = "share of a node"  # the key of the state in `saves`, which no state of a user has at this place
+
+# Who in this process uses a directory, by device and inode of its lock file.
+_users: "WeakValueDictionary[tuple[int, int], NodeDirectory]" = WeakValueDictionary()
 
 # Descriptors that hold locks (fcntl F_OFD_SETLK), by device and inode of the file. They are closed when the
 # process ends, and in a child when it is forked, so that it does not hold the lock of its parent.
@@ -48,6 +53,8 @@ class NodeDirectory:
         self.directory = directory
         self.store = CheckpointStore(f"{directory}/{_SAVES}", volumes=volumes)
         self.id = ""  # until it has one
+        self.is_used = False  # by a save or load of this process
+        self.is_replaced = False  # another object of this process uses the directory
         self._continuations: dict[str, Entry] = {}
         self._committed: set[str] = set()
         self._saves: dict[str, Entry] = {}
@@ -56,6 +63,8 @@ class NodeDirectory:
     def read(self) -> None:
         """Read again what is on the disk."""
         record = _read_record(self.directory)
+        if not record["id"]:
+            self._check_new()
         with _wrong_values_named(f"{self.directory}/{RECORD}"):
             own_id, committed = str(record["id"]), set(map(str, record["committed"]))
             continuations = {each.id: each for each in map(entry_of, record["continuations"])}
@@ -72,6 +81,27 @@ class NodeDirectory:
                 raise Format(None, f"{self.store.directory}: step {number} has the entry {entry.number}")
             self._saves[entry.id] = entry
 
+    def _check_new(self) -> None:
+        """Raise an error if a directory without a record is not a new one."""
+        if self.store.steps():
+            path = f"{self.directory}/{RECORD}"
+            raise Corrupt(
+                None,
+                f"{path} is missing, and {self.store.directory} has checkpoints. It says which of them this "
+                f"node has committed: restore it, or move {self.directory} away; the node then is a new one",
+                path,
+            )
+        with suppress(FileNotFoundError, NotADirectoryError):
+            for name in os.listdir(self.directory):  # noqa: PTH208
+                if name == DESCRIPTOR or step_of(name) is not None:
+                    raise exception_of(
+                        "system",
+                        errno.EEXIST,
+                        f"{self.directory} has checkpoints that were saved without local=True; omit it, or "
+                        "name another directory",
+                        self.directory,
+                    )
+
     def inventory(self) -> Inventory:
         """Return what this node has, for the agreement with others."""
         entries = {**self._saves, **self._continuations}
@@ -81,14 +111,23 @@ class NodeDirectory:
     def lock(self) -> None:
         """Make the directory if it is not there, and lock it until this process ends.
 
-        Raises Error with EBUSY if another process has locked it.
+        Raises Error with EBUSY if another process has locked it, or another object of this process uses
+        it, or has done so later.
         """
+        if self.is_replaced:
+            raise Error(
+                errno.EBUSY,
+                f"cannot lock {self.directory}: another Checkpointer of this process has gone on there; use "
+                "that one, or open a new one",
+                self.directory,
+            )
         path = f"{self.directory}/{_LOCK}"
         try:
             _make_durably(self.directory)
             descriptor = _lock_file(path)
         except OSError as error:
             raise system_error(error, f"lock {self.directory}", self.directory) from None
+        self._become_user(descriptor)
         try:
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _WHOLE_FILE)
         except OSError as error:
@@ -102,6 +141,22 @@ class NodeDirectory:
                 "first",
                 self.directory,
             ) from None
+
+    def _become_user(self, descriptor: int) -> None:
+        """Take over from another object of this process. Raises Error with EBUSY if that is in use."""
+        status = os.fstat(descriptor)
+        key = (status.st_dev, status.st_ino)
+        before = _users.get(key)
+        if before is not None and before is not self:
+            if before.is_used:
+                raise Error(
+                    errno.EBUSY,
+                    f"cannot lock {self.directory}: another Checkpointer of this process is saving there or "
+                    "loading from there; wait for it first",
+                    self.directory,
+                )
+            before.is_replaced = True
+        _users[key] = self
 
     def make_id(self) -> None:
         """Give the node an id, durably, unless it has one."""
@@ -189,6 +244,7 @@ def _release_locks_of_parent() -> None:
         with suppress(OSError):
             os.close(descriptor)
     _locks.clear()
+    _users.clear()
 
 
 os.register_at_fork(after_in_child=_release_locks_of_parent)

@@ -35,6 +35,15 @@ class Run:
         return cls(entry.branch, entry.history)
 
 
+def after_failure(found: Sequence[Inventory], run: Run | None, attempt: Run | None) -> Run | None:
+    """Return the run that goes on after a save that failed at a moment when its entry may count.
+
+    run: what went on to that save; attempt: the run with its entry; None: no save has failed.
+    """
+    latest = None if attempt is None else decide(found).latest
+    return attempt if latest is not None and attempt is not None and latest.branch == attempt.branch else run
+
+
 class Refused(Exception):
     """Nothing was saved or loaded, for the reason in the text. kind: that of the error to raise for it."""
 

@@ -42,6 +42,8 @@ _TOPICS = (
     "volumes",
     "located",
     "whole",
+    "ready",
+    "read",
     "node",
     "prepared",
     "marked",
@@ -64,6 +66,7 @@ class Ranks:
     rank = 0
     size = 1
     nodes: tuple[int, ...] = (0,)  # of each rank: the index of its machine
+    timeout: float | None = None  # seconds without signs of life until a rank is dead
 
     def exchange(self, call: str, collectives: int | None = None) -> "Exchange | None":
         """Begin the exchange of a call, such as "save(5)"; None if there are no other ranks.
@@ -114,6 +117,7 @@ class GroupRanks(Ranks):
             )
         # Weakly: a reference to a group would keep its store alive, see Exchanges.
         self._group = None if group is None else weakref.ref(group)
+        self.timeout = timeout
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         if self.rank < 0:

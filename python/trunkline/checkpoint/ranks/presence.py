@@ -9,6 +9,7 @@ set their n-th keys, nobody looks at those before.
 
 import time
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -76,11 +77,11 @@ class _Waits:
 _waits: "WeakKeyDictionary[Any, _Waits]" = WeakKeyDictionary()
 
 
-def await_ranks(group: Any, call: str) -> None:
+def await_ranks(group: Any, call: str, timeout: timedelta | None = None) -> None:
     """Wait until all ranks of the group are in the call; signals are handled meanwhile.
 
-    Raises RankError, which names those that have not come, after the timeout of the group; also once the
-    store of the group does not answer any more. All ranks of the group must wait equally often. Not
+    Raises RankError, which names those that have not come, after `timeout` (None: that of the group); also
+    once the store of the group does not answer any more. All ranks of the group must wait equally often. Not
     thread-safe for one group.
     """
     size = dist.get_world_size(group)
@@ -88,7 +89,7 @@ def await_ranks(group: Any, call: str) -> None:
         return
     if group not in _waits:
         _waits[group] = _Waits(group)
-    limit = timeout_of(group)
+    limit = timeout_of(group) if timeout is None else timeout
     seconds = _DEFAULT_SECONDS if limit is None else limit.total_seconds()
     rank = dist.get_rank(group)
     try:
