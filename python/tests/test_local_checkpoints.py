@@ -147,12 +147,43 @@ def test_the_later_of_two_checkpointers_in_one_process_goes_on(tmp_path: Path) -
     second = tl.Checkpointer(tmp_path, local=True, process_group=False, keep=None)
     second.load()
     second.save(2, {"b": 2}, block=True)
-    for call in (lambda: first.save(2, {"a": 2}, block=True), first.load):
-        with pytest.raises(tl.Error, match="another Checkpointer of this process has gone on") as caught:
-            call()
-        assert caught.value.errno == errno.EBUSY
+    with pytest.raises(tl.Error, match="another Checkpointer of this process has gone on") as caught:
+        first.save(2, {"a": 2}, block=True)
+    assert caught.value.errno == errno.EBUSY
     second.save(3, {"b": 3}, block=True)
     assert second.load(2) == {"b": 2}
+    assert first.load() == {"b": 3}
+    first.save(4, {"a": 4}, block=True)
+    with pytest.raises(tl.Error, match="another Checkpointer of this process has gone on"):
+        second.save(4, {"b": 4}, block=True)
+    with pytest.raises(FileNotFoundError):
+        second.load(99)
+    first.save(5, {"a": 5}, block=True)  # what the other one failed to load does not matter
+    assert first.steps() == [1, 2, 3, 4, 5]
+
+
+def test_shares_of_another_node_are_not_loaded(tmp_path: Path) -> None:
+    paths = [Path(each) for each in directories(tmp_path, [0, 1])]
+    with RankProcesses(2) as ranks:
+        open_all(ranks, [str(each) for each in paths])
+        ranks.all("save", 1, state(1), block=True)
+        ranks.finish()
+    saves = [each / "saves" for each in paths]
+    saves[0].rename(tmp_path / "aside")
+    saves[1].rename(saves[0])
+    (tmp_path / "aside").rename(saves[1])
+    with RankProcesses(2) as ranks:
+        open_all(ranks, [str(each) for each in paths])
+        failed = ranks.failures("loads", state(1))
+        assert sorted(failed) == [0, 1]
+        assert any("it is the share of another node" in each.message for each in failed.values())
+        ranks.finish()
+
+
+def test_a_directory_with_a_slash_at_its_end(tmp_path: Path) -> None:
+    made = tl.Checkpointer(f"{tmp_path}/run/", local=True, process_group=False)
+    made.save(1, {"a": 1}, block=True)
+    assert made.load() == {"a": 1}
 
 
 def test_a_record_that_is_missing_is_an_error(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ class LocalCheckpointer(Checkpointer):
         self.directory = Path(path_name(directory, "directory"))
         self._engine = engine
         names = names_of(volumes)
-        self._absolute = absolute_path(directory, "directory")
+        self._absolute = absolute_path(directory, "directory").rstrip("/") or "/"
         self._ranks = ranks_of(process_group, timeout, self.directory)
         self._last: SaveHandle | None = None
         self._turn = Turn()

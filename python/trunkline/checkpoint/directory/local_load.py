@@ -4,6 +4,7 @@ Each rank reads a part of what its node has, verified by the checksums of the ch
 other ranks over the process group, in slices with a checksum each.
 """
 
+import errno
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -150,6 +151,8 @@ class LocalLoading:
         else:
             context.run = plans[0].run if plans else Run()
         context.fresh, context.attempt = False, None
+        if context.node is not None:
+            context.node.take_over()
         if context.ranks.size > 1:
             context.complete_load(save.step, save.id)
         _log.info("%s: step %d is loaded", context.directory, save.step)
@@ -163,8 +166,10 @@ class LocalLoading:
         if node is None:
             return None
         if lock and os.path.isdir(node.directory):  # noqa: PTH112
-            node.lock()
+            node.lock(to_load=True)
             node.is_used = True
+        if node.is_replaced:
+            self._context.must_read = True
         if self._context.must_read:
             node.read()
             self._context.must_read = not lock  # another process may change it
@@ -218,7 +223,15 @@ class LocalLoading:
         """Step 4 of a load: commit its entry on all nodes."""
         node = self._context.node
         if node is not None:
-            node.lock()
+            node.lock(to_load=True)
+            if not node.id:  # it was not locked before, since its directory did not exist
+                node.read()
+                if node.id:
+                    raise Error(
+                        errno.EBUSY,
+                        f"{node.directory}: another job has saved on this node meanwhile; load again",
+                        node.directory,
+                    )
             node.make_id()
         offered = None if node is None else inventory_in_json(node.inventory())
 
@@ -324,6 +337,15 @@ class LocalLoading:
         if share_of(store, save.number)["entry"]["id"] != save.id:
             raise Error(None, f"{store.directory}: the share of step {save.step} is another save's")
         where = f"step {save.step} of {self._context.directory}"
+        missing = own.keys() - {name for name, *_ in manifest.tensors()}
+        if missing:
+            raise Corrupt(
+                None,
+                f"{store.directory}: the share of step {save.step} lacks {len(missing)} parts of tensors "
+                "that this node has written: it is the share of another node. Put the directories of the nodes "
+                "back",
+                str(store.directory),
+            )
         read = shards.targets(manifest, where, own, verify=verify, fresh=False, is_part=True)
         try:
             read_layouts(read.layouts, engine=self._context.engine, verify=verify)

@@ -146,6 +146,7 @@ class LocalSave(StepSave):
             return None
         node.lock()
         node.is_used = True
+        node.take_over()
         if self._context.must_read:
             node.read()
             self._context.must_read = False

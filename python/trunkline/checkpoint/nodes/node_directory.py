@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakSet
 
 from trunkline import _core
 from trunkline._core import CheckpointStore, crc32c
@@ -34,8 +34,8 @@ _FORMAT = "trunkline node"
 _VERSION = 1
 _SHARE = "share of a node"  # the key of the state in `saves`, which no state of a user has at this place
 
-# Who in this process uses a directory, by device and inode of its lock file.
-_users: "WeakValueDictionary[tuple[int, int], NodeDirectory]" = WeakValueDictionary()
+# Who in this process has used a directory, by device and inode of its lock file.
+_users: "dict[tuple[int, int], WeakSet[NodeDirectory]]" = {}
 
 # Descriptors that hold locks (fcntl F_OFD_SETLK), by device and inode of the file. They are closed when the
 # process ends, and in a child when it is forked, so that it does not hold the lock of its parent.
@@ -54,7 +54,8 @@ class NodeDirectory:
         self.store = CheckpointStore(f"{directory}/{_SAVES}", volumes=volumes)
         self.id = ""  # until it has one
         self.is_used = False  # by a save or load of this process
-        self.is_replaced = False  # another object of this process uses the directory
+        self.is_replaced = False  # another object of this process has gone on in the directory
+        self._others: WeakSet[NodeDirectory] = WeakSet()  # of this process, which have used the directory
         self._continuations: dict[str, Entry] = {}
         self._committed: set[str] = set()
         self._saves: dict[str, Entry] = {}
@@ -108,17 +109,17 @@ class NodeDirectory:
         ordered = tuple(sorted(entries.values(), key=lambda each: (each.number, each.id)))
         return Inventory(self.id, ordered, frozenset(self._committed & entries.keys()))
 
-    def lock(self) -> None:
+    def lock(self, *, to_load: bool = False) -> None:
         """Make the directory if it is not there, and lock it until this process ends.
 
         Raises Error with EBUSY if another process has locked it, or another object of this process uses
-        it, or has done so later.
+        it, or has gone on there: to_load continues from that.
         """
-        if self.is_replaced:
+        if self.is_replaced and not to_load:
             raise Error(
                 errno.EBUSY,
                 f"cannot lock {self.directory}: another Checkpointer of this process has gone on there; use "
-                "that one, or open a new one",
+                "that one, or call load() first",
                 self.directory,
             )
         path = f"{self.directory}/{_LOCK}"
@@ -127,7 +128,7 @@ class NodeDirectory:
             descriptor = _lock_file(path)
         except OSError as error:
             raise system_error(error, f"lock {self.directory}", self.directory) from None
-        self._become_user(descriptor)
+        self._check_unused(descriptor)
         try:
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _WHOLE_FILE)
         except OSError as error:
@@ -142,21 +143,24 @@ class NodeDirectory:
                 self.directory,
             ) from None
 
-    def _become_user(self, descriptor: int) -> None:
-        """Take over from another object of this process. Raises Error with EBUSY if that is in use."""
+    def _check_unused(self, descriptor: int) -> None:
+        """Raise Error with EBUSY while another object of this process saves or loads."""
         status = os.fstat(descriptor)
-        key = (status.st_dev, status.st_ino)
-        before = _users.get(key)
-        if before is not None and before is not self:
-            if before.is_used:
-                raise Error(
-                    errno.EBUSY,
-                    f"cannot lock {self.directory}: another Checkpointer of this process is saving there or "
-                    "loading from there; wait for it first",
-                    self.directory,
-                )
-            before.is_replaced = True
-        _users[key] = self
+        users = _users.setdefault((status.st_dev, status.st_ino), WeakSet())
+        users.add(self)
+        self._others = users
+        if any(each.is_used for each in users if each is not self):
+            raise Error(
+                errno.EBUSY,
+                f"cannot lock {self.directory}: another Checkpointer of this process is saving there or "
+                "loading from there; wait for it first",
+                self.directory,
+            )
+
+    def take_over(self) -> None:
+        """Note that other objects of this process have to load before they save again."""
+        for each in self._others:
+            each.is_replaced = each is not self
 
     def make_id(self) -> None:
         """Give the node an id, durably, unless it has one."""
