@@ -176,7 +176,7 @@ def test_shares_of_another_node_are_not_loaded(tmp_path: Path) -> None:
         open_all(ranks, [str(each) for each in paths])
         failed = ranks.failures("loads", state(1))
         assert sorted(failed) == [0, 1]
-        assert any("it is the share of another node" in each.message for each in failed.values())
+        assert any("it is that of another node" in each.message for each in failed.values())
         ranks.finish()
 
 

@@ -342,8 +342,7 @@ class LocalLoading:
             raise Corrupt(
                 None,
                 f"{store.directory}: the share of step {save.step} lacks {len(missing)} parts of tensors "
-                "that this node has written: it is the share of another node. Put the directories of the nodes "
-                "back",
+                "that this node has written: it is that of another node. Put the nodes' directories back",
                 str(store.directory),
             )
         read = shards.targets(manifest, where, own, verify=verify, fresh=False, is_part=True)
