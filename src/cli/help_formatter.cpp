@@ -19,8 +19,8 @@ constexpr std::size_t kMostWidth = 100;
 // Of COLUMNS, or of the terminal, or 80; between the limits.
 std::size_t help_width() {
   std::size_t width = 0;
-  if (const char* const columns = std::getenv("COLUMNS"); columns != nullptr)
-    std::from_chars(columns, columns + std::string_view(columns).size(), width);
+  const char* const columns = std::getenv("COLUMNS");  // NOLINT(concurrency-mt-unsafe)
+  if (columns != nullptr) std::from_chars(columns, columns + std::string_view(columns).size(), width);
   winsize window{};
   if (width == 0 && ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) == 0) width = window.ws_col;
   return std::clamp(width == 0 ? 80 : width, kLeastWidth, kMostWidth);

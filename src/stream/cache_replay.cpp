@@ -201,8 +201,9 @@ std::uint64_t CacheReplay::static_hits(std::span<const std::size_t> slots, std::
   std::uint64_t hits = 0;
   for (std::size_t pool = 0; pool < slots.size(); ++pool) {
     std::vector<std::size_t>& units = ranked[pool];
-    std::ranges::stable_sort(units, std::ranges::greater{},
-                             [&](std::size_t unit) { return first_half[unit]; });
+    std::ranges::sort(units, [&](std::size_t one, std::size_t other) {
+      return first_half[one] != first_half[other] ? first_half[one] > first_half[other] : one < other;
+    });
     if (slots[pool] < units.size()) units.resize(slots[pool] - std::min(slots[pool], for_misses));
     for (const std::size_t unit : units) hits += all[unit];
   }

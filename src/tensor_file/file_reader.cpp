@@ -98,14 +98,13 @@ void FileReader::work() {
   std::unique_lock lock(mutex_);
   while (!error_) {
     const bool may_populate = fresh_.first_unclaimed() < order_.size();
+    const bool has_arrived = taken_ < arrived_.size();
     if (may_send()) {
       send(lock);
-    } else if (may_populate && waits_for_memory()) {
+    } else if (may_populate && (waits_for_memory() || !has_arrived)) {
       populate(lock);
-    } else if (taken_ < arrived_.size()) {
+    } else if (has_arrived) {
       finish(lock);
-    } else if (may_populate) {
-      populate(lock);
     } else if (taken_ == order_.size()) {
       return;
     } else {
