@@ -244,7 +244,7 @@ def test_names_that_no_head_has_room_for_are_spread_over_more_shards(
     """The format allows a head of 100 MB: a million tensors with names of some length need more."""
     limit = 8000
     monkeypatch.setattr(shard_files, "MAX_HEAD_BYTES", limit)
-    monkeypatch.setattr(step_save, "_FEW_TENSORS", 0)
+    monkeypatch.setattr(step_save, "FEW_TENSORS", 0)
     state = {
         **{f"layers.{index}.weight": torch.full((4,), float(index)) for index in range(100)},
         "large": torch.arange(1 << 20),
