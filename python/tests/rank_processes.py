@@ -602,7 +602,7 @@ class Failed(Exception):
 def start_fork_server() -> None:
     """Start the process that ranks are forked from, if it does not run, so that it finds our modules.
 
-    PYTHONPATH says where; it is put back, since other tests start Python with an environment of its own.
+    PYTHONPATH says where. It is restored afterwards: other tests start Python in other environments.
     """
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)

@@ -80,7 +80,7 @@ def _section(title: str, rows: Iterable[tuple[str, str]], width: int) -> str:
 
 
 def _entry(name: str, text: str, width: int) -> str:
-    """Return a name and its text in two columns; a long name has a line of its own."""
+    """Return a name and its text in two columns; a long name gets a separate line."""
     start = f"  {name}"
     if not text:
         return start

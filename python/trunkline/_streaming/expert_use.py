@@ -13,6 +13,7 @@ from pathlib import Path
 from trunkline import _core
 from trunkline._errors import Format
 from trunkline._logging import Log
+from trunkline._replacing import replacing
 from trunkline._streaming import manifest as pack_manifest
 
 NAME = "pack.use.json"
@@ -83,14 +84,9 @@ def write(directory: Path, weights: Path, rates: Mapping[str, Sequence[float]]) 
         if not _is_replaceable(path):
             _log.warn("%s: not a file of this pack; the statistics of experts are not saved", path)
             return
-        replacement = _core.ReplacementFile(str(path))
-        try:
-            os.fchmod(replacement.fileno(), stat.S_IMODE(weights.stat().st_mode))
-            with open(replacement.fileno(), "wb", closefd=False) as file:
-                file.write(json.dumps(document).encode())
-            replacement.finish()
-        finally:
-            replacement.discard()
+        with replacing(str(path)) as file:
+            os.fchmod(file.fileno(), stat.S_IMODE(weights.stat().st_mode))
+            file.write(json.dumps(document).encode())
     except OSError as error:
         _log.info("%s: the statistics of experts are not saved: %s", path, error)
 

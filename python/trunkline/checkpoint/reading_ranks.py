@@ -167,9 +167,9 @@ def _check_same_files(own_rank: int, own: _Files, rank: int, theirs: _Files, nam
     for ours, other in zip(own[1], theirs[1], strict=True):
         if ours is None or other is None:
             continue  # they cannot be read by name any more
-        is_same = ours[:2] == other[:2]  # size and time
-        if is_same and is_one_machine and ours[2] == other[2]:
-            is_same = ours[3] == other[3]  # of one filesystem: the inode
+        is_same = (ours.nbytes, ours.modified) == (other.nbytes, other.modified)
+        if is_same and is_one_machine and ours.device == other.device:
+            is_same = ours.inode == other.inode
         if not is_same:
             raise rank_error(
                 rank,

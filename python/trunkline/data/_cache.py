@@ -14,6 +14,7 @@ import numpy
 from trunkline import _core
 from trunkline._errors import Error, Format, errno_reason, exception_of
 from trunkline._logging import Log
+from trunkline._replacing import replacing
 from trunkline.data._index import ARRAYS, Index
 from trunkline.data._info import IndexInfo
 from trunkline.data._listing import Listing
@@ -180,17 +181,12 @@ def _write(path: str, info: IndexInfo, arrays: "dict[str, NDArray[Any]]", key: d
         offset = _aligned(offset + array.nbytes)
     document["file_bytes"] = offset
     header = json.dumps(document).encode()
-    file = _core.ReplacementFile(path)
-    try:
-        with open(file.fileno(), "wb", closefd=False) as written:
-            written.write(_HEAD.pack(MAGIC, VERSION, _core.crc32c(header), len(header)) + header)
-            for name, array in stored.items():
-                written.seek(entries[name][0])
-                written.write(array.view(numpy.uint8).data)
-            written.truncate(offset)
-        file.finish()
-    finally:
-        file.discard()
+    with replacing(path) as file:
+        file.write(_HEAD.pack(MAGIC, VERSION, _core.crc32c(header), len(header)) + header)
+        for name, array in stored.items():
+            file.seek(entries[name][0])
+            file.write(array.view(numpy.uint8).data)
+        file.truncate(offset)
 
 
 def _aligned(offset: int) -> int:

@@ -21,10 +21,10 @@ from dataclasses import asdict
 from typing import Any
 from weakref import WeakSet
 
-from trunkline import _core
 from trunkline._core import CheckpointStore, crc32c
 from trunkline._errors import Corrupt, Error, Format, exception_of, system_error
 from trunkline._formats.checkpoint_names import DESCRIPTOR, step_of
+from trunkline._replacing import replacing
 from trunkline.checkpoint.nodes.agreement import Entry, Inventory
 
 RECORD = "trunkline-node.json"
@@ -202,13 +202,8 @@ class NodeDirectory:
         }
         text = json.dumps({**about, "crc32c": _checksum(about)}, indent=1) + "\n"
         try:
-            file = _core.ReplacementFile(f"{self.directory}/{RECORD}")
-            try:
-                with open(file.fileno(), "wb", closefd=False) as written:
-                    written.write(text.encode())
-                file.finish()
-            finally:
-                file.discard()
+            with replacing(f"{self.directory}/{RECORD}") as file:
+                file.write(text.encode())
         except OSError as error:
             if isinstance(error, Error):
                 raise

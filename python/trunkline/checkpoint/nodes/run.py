@@ -179,7 +179,11 @@ def loadable_steps(found: Sequence[Inventory]) -> list[int]:
 
 def _loadable(decision: Decision) -> str:
     steps = sorted({each.step for each in decision.saves if not missing_nodes(decision, each)})
-    return f"; of these nodes, {', '.join(map(str, steps))} can be loaded" if steps else "; no step can"
+    return (
+        f"; of these nodes, {', '.join(map(str, steps))} can be loaded"
+        if steps
+        else "; no step can be loaded"
+    )
 
 
 def plan_continuation(found: Sequence[Inventory], plan: LoadPlan) -> Entry:

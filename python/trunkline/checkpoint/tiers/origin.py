@@ -13,6 +13,7 @@ from pathlib import Path
 
 from trunkline import _core
 from trunkline._errors import system_error
+from trunkline._replacing import replacing
 from trunkline.checkpoint.tiers.listing import id_of
 
 NAME = "trunkline-origin.json"
@@ -65,13 +66,8 @@ def origin_of(directory: str) -> str:
 def write_origins(directory: str, ids: list[str]) -> None:
     """Put the ids on record, durably. The caller has locked the tier."""
     text = json.dumps({"format": _FORMAT, "version": _VERSION, "ids": ids}, indent=1) + "\n"
-    file = _core.ReplacementFile(f"{directory}/{NAME}")
-    try:
-        with open(file.fileno(), "wb", closefd=False) as written:
-            written.write(text.encode())
-        file.finish()
-    finally:
-        file.discard()
+    with replacing(f"{directory}/{NAME}") as file:
+        file.write(text.encode())
 
 
 def identity_of(directory: str) -> str:

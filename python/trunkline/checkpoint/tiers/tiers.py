@@ -364,7 +364,7 @@ class Tiers:
     def _record(self) -> None:
         with self._recording:
             before, is_copied = self._store.tiers(), self._store.has_copied_tiers()
-            # From here on, a copy of a directory is a run of its own, which may differ from the tiers.
+            # From here on, a copy of a directory is a separate run, whose steps may differ from the tiers.
             known = {} if is_copied else dict(before)
             tiers = [
                 (
