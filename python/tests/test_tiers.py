@@ -601,6 +601,32 @@ if sys.argv[3] == "one is stopped":
     assert left.startswith(f"trunkline: not copied to {tier} yet: step 2. ")
 
 
+def test_the_exit_does_not_say_again_that_a_tier_is_another_runs(run: Path, tier: Path) -> None:
+    script = """
+import sys
+import trunkline as tl
+checkpoints = tl.Checkpointer(sys.argv[1], tiers=[tl.Tier(sys.argv[2])])
+checkpoints.save(1, {}, block=True)
+checkpoints.wait_drained()
+other = tl.Checkpointer(sys.argv[2])
+other.load()
+other.save(2, {}, block=True)
+drain = checkpoints._tiers._places[0].drain
+for seen in range(2):
+    drain.request()
+    drain.wait()
+    if not seen:
+        try:
+            checkpoints._tiers.raise_failure()
+        except FileExistsError:
+            print("raised")
+assert drain._news is not None
+"""
+    ended = exit_of(script, run, tier)
+    assert (ended.returncode, ended.stdout) == (0, "raised\n"), ended.stderr
+    assert "failed" not in ended.stderr
+
+
 def test_waiting_for_copies_in_an_early_exit_handler_raises(run: Path, tier: Path) -> None:
     script = """
 import atexit, sys

@@ -78,6 +78,7 @@ class Drain:
         self._raised: set[Commit] = set()  # whose failures were raised
         self._error: BaseException | None = None  # of the last copy
         self._news: tuple[Commit | None, BaseException] | None = None  # a failure that was not raised
+        self._is_known_as_others = False  # an error has said that the tier is another run's
         self._copying: tuple[Commit, StepCopy] | None = None
         _drains.add(self)
 
@@ -139,14 +140,22 @@ class Drain:
         if news is None:
             return None
         commit, error = news
+        self._is_known_as_others |= isinstance(error, FileExistsError)
         if commit is not None:
             self._raised.add(commit)
         return error
 
     def take_error_at_exit(self) -> BaseException | None:
-        """Return the error of a copy that has failed, unless another Checkpointer has made it since."""
-        commit = None if self._news is None else self._news[0]
-        if commit is not None and commit.step not in self.left():
+        """Return the error of a copy that has failed.
+
+        None if another Checkpointer has made the copy since, or if it says again that the tier is another
+        run's.
+        """
+        if self._news is None:
+            return None
+        commit, error = self._news
+        is_known = self._is_known_as_others and isinstance(error, FileExistsError)
+        if is_known or (commit is not None and commit.step not in self.left()):
             return None
         return self.take_error()
 
