@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "support/thread_sanitizer.h"
+#include "support/sanitizers.h"
 
 namespace trunkline {
 namespace {

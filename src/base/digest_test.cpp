@@ -12,7 +12,7 @@
 namespace trunkline {
 namespace {
 
-std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
+std::span<const std::byte> view_of(std::string_view text) { return std::as_bytes(std::span(text)); }
 
 std::uint64_t reflected(std::uint64_t value) {
   std::uint64_t result = 0;
@@ -48,7 +48,7 @@ Polynomial common_divisor(Polynomial a, Polynomial b) {
 }
 
 TEST(Digest, PublishedCheckValues) {
-  EXPECT_EQ(digest_of(bytes_of("123456789")).ecma, 0x995DC9BBDF1939FAU);  // CRC-64/XZ
+  EXPECT_EQ(digest_of(view_of("123456789")).ecma, 0x995DC9BBDF1939FAU);  // CRC-64/XZ
   EXPECT_EQ(digest_of({}), Digest());
 }
 

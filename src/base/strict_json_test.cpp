@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "support/thread_sanitizer.h"
+#include "support/sanitizers.h"
 
 namespace trunkline {
 namespace {

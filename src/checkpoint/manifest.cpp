@@ -23,8 +23,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::string_view kMagic = "trunkline checkpoint ";
-constexpr int kMaxDepth = 500;  // of the whole text, including users' state
+constexpr std::string_view kManifestMagic = "trunkline checkpoint ";
+constexpr int kMaxManifestDepth = 500;  // of the whole text, including users' state
 constexpr std::size_t kCrcDigits = 8;
 
 constexpr std::array<std::string_view, 12> kKeys{"step",        "commit",     "time",       "metrics",
@@ -162,7 +162,7 @@ DigestRun digest_run_of(Text json) {
   return run;
 }
 
-Shard shard_of(Text json) {
+Shard shard_in(Text json) {
   const Object shard(json, "a shard");
   shard.check_keys(kShardKeys);
   return {.volume = number_of(shard, "volume"),
@@ -252,7 +252,7 @@ Manifest manifest_of(Text json) {
                     .unit_bytes = optional_number_of(object, "unit_bytes"),
                     .world_size = number_of(object, "world_size")};
   for (const Text volume : array_of(object, "volumes")) manifest.volumes.push_back(text(volume, "volumes"));
-  for (const Text shard : array_of(object, "shards")) manifest.shards.push_back(shard_of(shard));
+  for (const Text shard : array_of(object, "shards")) manifest.shards.push_back(shard_in(shard));
   for (const Text tensor : array_of(object, "tensors")) manifest.tensors.push_back(tensor_of(tensor));
   manifest.features = std::move(features);
   manifest.state = object.at("state");
@@ -376,7 +376,7 @@ std::string json_of(const Manifest& manifest) {
   return fmt::to_string(out);
 }
 
-std::unexpected<Error> invalid(std::string_view why) {
+std::unexpected<Error> invalid_manifest(std::string_view why) {
   return std::unexpected(make_error(ErrorKind::invalid_argument, fmt::format("manifest: {}", why)));
 }
 
@@ -399,7 +399,7 @@ bool take(std::string_view line, std::size_t& at, std::string_view expected) {
 }  // namespace
 
 std::string frame_manifest(std::string_view json, std::uint64_t version) {
-  return fmt::format("{}{} crc32c={:08x} bytes={}\n{}", kMagic, version,
+  return fmt::format("{}{} crc32c={:08x} bytes={}\n{}", kManifestMagic, version,
                      crc32c(std::as_bytes(std::span(json))), json.size(), json);
 }
 
@@ -416,7 +416,7 @@ Result<FirstLine> first_line_of(std::string_view text, std::uint64_t file_bytes,
   const std::string_view head = text.substr(0, kMaxLineBytes);
   std::size_t at = 0;
   if (head.empty()) return damaged(path, "it is empty");
-  if (!take(head, at, kMagic)) return refuse(path, "it does not begin with \"trunkline checkpoint\"");
+  if (!take(head, at, kManifestMagic)) return refuse(path, "it does not begin with \"trunkline checkpoint\"");
   const auto version = take_number(head, at);
   if (!version || *version == 0 || !take(head, at, " "))
     return refuse(path, "its first line does not name a version");
@@ -473,20 +473,20 @@ Result<FramedManifest> unframe_manifest(std::string_view text, const std::string
 }
 
 Result<std::string> manifest_to_json(const Manifest& manifest) {
-  if (const auto why = objection_to(manifest)) return invalid(*why);
+  if (const auto why = objection_to(manifest)) return invalid_manifest(*why);
   const std::string state = fmt::format(R"({{"state":{}}})", manifest.state);
-  if (const auto why = objection_to_json_object(state, kMaxDepth))
-    return invalid(fmt::format("\"state\": {}", *why));
-  if (members_of(state).size() != 1) return invalid("\"state\" is not a single JSON value");
+  if (const auto why = objection_to_json_object(state, kMaxManifestDepth))
+    return invalid_manifest(fmt::format("\"state\": {}", *why));
+  if (members_of(state).size() != 1) return invalid_manifest("\"state\" is not a single JSON value");
   try {
     return json_of(manifest);
   } catch (const Json::type_error&) {
-    return invalid("a name or path in it is not valid UTF-8");
+    return invalid_manifest("a name or path in it is not valid UTF-8");
   }
 }
 
 std::expected<Manifest, std::string> manifest_from_text(std::string_view json) {
-  if (auto why = objection_to_json_object(json, kMaxDepth)) return std::unexpected(std::move(*why));
+  if (auto why = objection_to_json_object(json, kMaxManifestDepth)) return std::unexpected(std::move(*why));
   try {
     Manifest manifest = manifest_of(json);
     if (auto why = objection_to(manifest)) return std::unexpected(std::move(*why));
@@ -506,7 +506,7 @@ Result<std::string> format_manifest(const Manifest& manifest) {
   auto json = manifest_to_json(manifest);
   if (!json) return json;
   if (json->size() > kMaxManifestBytes) {
-    return invalid(
+    return invalid_manifest(
         fmt::format("the manifest would have {} bytes, but readers accept at most {}; save a state with "
                     "fewer tensors and values",
                     json->size(), kMaxManifestBytes));

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/invalid_argument.h"
 #include "checkpoint/listing.h"
 #include "checkpoint/names.h"
 #include "checkpoint/shard_references.h"
@@ -17,10 +18,6 @@ namespace trunkline::checkpoint {
 namespace {
 
 constexpr std::uint64_t kMaxShards = 1 << 20;
-
-std::unexpected<Error> invalid(std::string message) {
-  return std::unexpected(make_error(ErrorKind::invalid_argument, std::move(message)));
-}
 
 std::unexpected<Error> volume_is_missing(const std::string& volume, const std::string& directory) {
   return std::unexpected(
@@ -53,11 +50,11 @@ void find_replaced(const std::string& directory, const StoreDescriptor& descript
 Status check_can_place(const StoreDescriptor& descriptor, std::uint64_t step,
                        std::span<const std::uint64_t> shards) {
   const std::size_t volumes = std::max<std::size_t>(1, descriptor.volumes.size());
-  if (step > kMaxNumber) return invalid("step: is beyond 2^63 - 1");
+  if (step > kMaxNumber) return invalid_argument("step: is beyond 2^63 - 1");
   if (shards.size() != volumes)
-    return invalid(fmt::format("shards: {} numbers for {} volumes", shards.size(), volumes));
+    return invalid_argument(fmt::format("shards: {} numbers for {} volumes", shards.size(), volumes));
   if (std::ranges::any_of(shards, [](std::uint64_t count) { return count > kMaxShards; }))
-    return invalid(fmt::format("shards: more than {} on a volume", kMaxShards));
+    return invalid_argument(fmt::format("shards: more than {} on a volume", kMaxShards));
   return {};
 }
 

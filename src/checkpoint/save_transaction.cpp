@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/invalid_argument.h"
 #include "base/log.h"
 #include "base/trace.h"
 #include "base/utc_time.h"
@@ -28,12 +29,8 @@ namespace {
 constexpr trace::Kind kCommit{"commit", trace::Category::checkpoint};
 constexpr trace::Kind kRetain{"retain", trace::Category::checkpoint};
 
-std::unexpected<Error> invalid(std::string message) {
-  return std::unexpected(make_error(ErrorKind::invalid_argument, std::move(message)));
-}
-
 std::unexpected<Error> has_ended(std::string_view call, std::uint64_t step) {
-  return invalid(fmt::format(
+  return invalid_argument(fmt::format(
       "{}: the save of step {} has ended, or belongs to the process that this one was forked from; begin "
       "another save",
       call, step));
@@ -80,7 +77,7 @@ Result<ShardLinks> SaveTransaction::link_shards(const Manifest& base, std::span<
   const auto guard = enter();
   if (phase_ == Phase::ended) return has_ended("link_shards", step_);
   if (phase_ != Phase::writing || !links_.empty())
-    return invalid("link_shards: must be called once, before commit");
+    return invalid_argument("link_shards: must be called once, before commit");
   if (auto same = check_places(); !same) return std::unexpected(same.error());
   const DirectoryOps ops = lock_->guarded(state_->ops);
   ShardLinks made = checkpoint::link_shards(state_->directory, step_, placement_, base, wanted, ops);
@@ -203,9 +200,11 @@ Result<std::uint64_t> SaveTransaction::commit_as(Manifest manifest, std::optiona
                                                  std::uint64_t first_number) {
   const trace::Span span(kCommit, state_->directory);
   if (phase_ == Phase::ended) return has_ended("commit", step_);
-  if (phase_ == Phase::committed) return invalid(fmt::format("commit: step {} was committed before", step_));
+  if (phase_ == Phase::committed)
+    return invalid_argument(fmt::format("commit: step {} was committed before", step_));
   if (manifest.step != step_)
-    return invalid(fmt::format("manifest: it is of step {}, and the save of {}", manifest.step, step_));
+    return invalid_argument(
+        fmt::format("manifest: it is of step {}, and the save of {}", manifest.step, step_));
   if (auto same = check_places(); !same) return std::unexpected(same.error());
   const auto entries = list_steps(state_->directory);
   if (!entries) return std::unexpected(entries.error());
@@ -235,8 +234,8 @@ Result<std::uint64_t> SaveTransaction::commit_as(Manifest manifest, std::optiona
 Result<std::uint64_t> SaveTransaction::commit_copy(const Manifest& original) {
   const auto guard = enter();
   if (original.shards.size() != placement_.shards.size()) {
-    return invalid(fmt::format("manifest: it has {} shards, and the save {}", original.shards.size(),
-                               placement_.shards.size()));
+    return invalid_argument(fmt::format("manifest: it has {} shards, and the save {}", original.shards.size(),
+                                        placement_.shards.size()));
   }
   const auto entries = list_steps(state_->directory);
   if (!entries) return std::unexpected(entries.error());
@@ -264,13 +263,14 @@ Result<std::uint64_t> SaveTransaction::commit_copy(const Manifest& original) {
 }
 
 Result<CollectionResult> SaveTransaction::retain(std::optional<std::uint64_t> keep, const AlsoKeep& also) {
-  if (keep == 0U) return invalid("keep: must be at least 1, or nothing to keep all");
-  if (also.every == 0U) return invalid("every: must be at least 1");
-  if (also.best && also.best->count == 0) return invalid("best: must keep at least 1");
+  if (keep == 0U) return invalid_argument("keep: must be at least 1, or nothing to keep all");
+  if (also.every == 0U) return invalid_argument("every: must be at least 1");
+  if (also.best && also.best->count == 0) return invalid_argument("best: must keep at least 1");
   const auto guard = enter();
   const trace::Span span(kRetain, state_->directory);
   if (phase_ == Phase::ended) return has_ended("retain", step_);
-  if (phase_ != Phase::committed) return invalid("retain: nothing was committed; commit the save first");
+  if (phase_ != Phase::committed)
+    return invalid_argument("retain: nothing was committed; commit the save first");
   if (auto same = check_places(); !same) return std::unexpected(same.error());
   const DirectoryOps ops = lock_->guarded(state_->ops).checked_by([this] { return check_places(); });
   const Retention retention{.directory = state_->directory,

@@ -14,6 +14,7 @@
 
 #include "base/utc_time.h"
 #include "checkpoint/descriptor_io.h"
+#include "checkpoint/json_record.h"
 #include "checkpoint/listing.h"
 #include "checkpoint/names.h"
 #include "checkpoint/own_directory.h"
@@ -26,7 +27,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr unsigned kIdDigits = 16;
 constexpr unsigned kMaxFolders = 1000;  // within one second
 
 std::vector<std::string> existing_volumes(const StoreDescriptor& descriptor) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <iterator>
 #include <map>
 #include <random>
 #include <set>
@@ -338,8 +339,9 @@ TEST_F(StoreCrashTest, RandomHistoriesKeepWhatWasCommitted) {
       std::erase(with, step);
       with.push_back(step);
       const bool same = found == model;
-      std::vector<std::uint64_t> removed = with;  // in this order, as many as are missing
-      std::ranges::stable_sort(removed, {}, [step](std::uint64_t each) { return each <= step; });
+      std::vector<std::uint64_t> removed;  // in this order, as many as are missing
+      std::ranges::copy_if(with, std::back_inserter(removed), [step](auto each) { return each > step; });
+      std::ranges::copy_if(with, std::back_inserter(removed), [step](auto each) { return each <= step; });
       removed.resize(with.size() - std::min(with.size(), found.size()));
       std::vector<std::uint64_t> left = with;
       std::erase_if(left,

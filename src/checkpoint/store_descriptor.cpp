@@ -4,24 +4,22 @@
 
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <span>
 
 #include "base/strict_json.h"
+#include "checkpoint/json_record.h"
 #include "checkpoint/manifest.h"
-#include "trunkline/checksum.h"
 
 namespace trunkline::checkpoint {
 namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::string_view kFormat = "trunkline checkpoints";
+constexpr std::string_view kStoreFormat = "trunkline checkpoints";
 constexpr unsigned kPlainVersion = 1;  // of descriptors without a first commit; earlier builds read it
-constexpr unsigned kVersion = 2;
-constexpr std::size_t kIdDigits = 16;
-constexpr int kMaxDepth = 2;
+constexpr unsigned kStoreVersion = 2;
+constexpr int kMaxStoreDepth = 2;
 
-std::unexpected<Error> fail(ErrorKind kind, const std::string& path, std::string_view why) {
+std::unexpected<Error> not_a_descriptor(ErrorKind kind, const std::string& path, std::string_view why) {
   return std::unexpected(make_error(
       kind,
       fmt::format(
@@ -29,10 +27,6 @@ std::unexpected<Error> fail(ErrorKind kind, const std::string& path, std::string
           "the checkpoints can be loaded without it, and the next save makes a new one",
           path, why),
       path));
-}
-
-bool is_id(std::string_view text) {
-  return text.size() == kIdDigits && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
 std::optional<std::vector<std::string>> paths_of(const Json& json, std::string_view key) {
@@ -61,62 +55,55 @@ bool StoreDescriptor::owns(std::string_view directory) const {
 }
 
 Result<std::string> format_store_descriptor(const StoreDescriptor& descriptor) {
-  nlohmann::ordered_json json = {{"format", kFormat},
-                                 {"version", descriptor.first_commit > 1 ? kVersion : kPlainVersion},
+  nlohmann::ordered_json json = {{"format", kStoreFormat},
+                                 {"version", descriptor.first_commit > 1 ? kStoreVersion : kPlainVersion},
                                  {"id", descriptor.id},
                                  {"volumes", descriptor.volumes},
                                  {"former_volumes", descriptor.former_volumes}};
   if (descriptor.first_commit > 1) json["first_commit"] = descriptor.first_commit;
-  try {
-    const std::string text = json.dump(1);
-    json["crc32c"] = fmt::format("{:08x}", crc32c(std::as_bytes(std::span(text))));
-    return json.dump(1) + "\n";
-  } catch (const Json::type_error&) {
-    return std::unexpected(
-        make_error(ErrorKind::invalid_argument, "volumes: a path is not valid UTF-8; use another directory"));
-  }
+  return format_json_record(std::move(json), "volumes");
 }
 
 Result<StoreDescriptor> parse_store_descriptor(std::string_view text, const std::string& path) {
-  const auto json = parse_json_object(text, kMaxDepth);
-  if (!json) return fail(ErrorKind::format, path, json.error());
+  const auto json = parse_json_object(text, kMaxStoreDepth);
+  if (!json) return not_a_descriptor(ErrorKind::format, path, json.error());
   const auto format = json->find("format");
-  if (format == json->end() || *format != kFormat)
-    return fail(ErrorKind::format, path, fmt::format("\"format\" is not \"{}\"", kFormat));
+  if (format == json->end() || *format != kStoreFormat)
+    return not_a_descriptor(ErrorKind::format, path, fmt::format("\"format\" is not \"{}\"", kStoreFormat));
   // Before the other fields, which another version may have changed.
   const auto version = json->find("version");
   if (version == json->end() || !version->is_number_unsigned() || *version == 0U)
-    return fail(ErrorKind::format, path, "\"version\" is not a positive integer");
-  if (*version > kVersion) {
+    return not_a_descriptor(ErrorKind::format, path, "\"version\" is not a positive integer");
+  if (*version > kStoreVersion) {
     return std::unexpected(make_error(
         ErrorKind::format,
         fmt::format(
             "{} is of a newer version, {}, and this build reads versions up to {}; upgrade trunkline to use "
             "the directory",
-            path, version->dump(), kVersion),
+            path, version->dump(), kStoreVersion),
         path));
   }
   const auto id = json->find("id");
   if (id == json->end() || !id->is_string() || !is_id(id->get_ref<const std::string&>()))
-    return fail(ErrorKind::format, path, "\"id\" is not 16 lower-case hexadecimal digits");
+    return not_a_descriptor(ErrorKind::format, path, "\"id\" is not 16 lower-case hexadecimal digits");
   auto volumes = paths_of(*json, "volumes");
   auto former = paths_of(*json, "former_volumes");
   if (!volumes || !former) {
-    return fail(ErrorKind::format, path,
-                "\"volumes\" or \"former_volumes\" is not an array of absolute paths");
+    return not_a_descriptor(ErrorKind::format, path,
+                            "\"volumes\" or \"former_volumes\" is not an array of absolute paths");
   }
   StoreDescriptor descriptor{
       .id = id->get<std::string>(), .volumes = std::move(*volumes), .former_volumes = std::move(*former)};
-  if (*version == kVersion) {
+  if (*version == kStoreVersion) {
     const auto first = json->find("first_commit");
     if (first == json->end() || !first->is_number_unsigned() || *first > kMaxNumber)
-      return fail(ErrorKind::format, path, "\"first_commit\" is not a number of a commit");
+      return not_a_descriptor(ErrorKind::format, path, "\"first_commit\" is not a number of a commit");
     descriptor.first_commit = first->get<std::uint64_t>();
   }
   // Covers the checksum, and keys that are not known.
   if (format_store_descriptor(descriptor) != text) {
-    return fail(ErrorKind::corrupt, path,
-                "it is not byte for byte as it was written: it was damaged or edited");
+    return not_a_descriptor(ErrorKind::corrupt, path,
+                            "it is not byte for byte as it was written: it was damaged or edited");
   }
   return descriptor;
 }

@@ -5,12 +5,12 @@
 namespace trunkline::checkpoint {
 namespace {
 
-const StoreDescriptor kSample{.id = "0011223344556677",
-                              .volumes = {"/nvme0/run-0011223344556677", "/nvme1/run-0011223344556677"},
-                              .former_volumes = {"/old/run-0011223344556677"}};
+const StoreDescriptor kDescriptor{.id = "0011223344556677",
+                                  .volumes = {"/nvme0/run-0011223344556677", "/nvme1/run-0011223344556677"},
+                                  .former_volumes = {"/old/run-0011223344556677"}};
 
-std::string with(std::string_view from, std::string_view to) {
-  std::string text = *format_store_descriptor(kSample);
+std::string descriptor_with(std::string_view from, std::string_view to) {
+  std::string text = *format_store_descriptor(kDescriptor);
   const std::size_t at = text.find(from);
   EXPECT_NE(at, std::string::npos) << from;
   return text.replace(at, from.size(), to);
@@ -18,7 +18,7 @@ std::string with(std::string_view from, std::string_view to) {
 
 TEST(StoreDescriptor, IsReadBackAsWritten) {
   for (const StoreDescriptor& descriptor :
-       {kSample, StoreDescriptor{.id = "0123456789abcdef", .volumes = {}},
+       {kDescriptor, StoreDescriptor{.id = "0123456789abcdef", .volumes = {}},
         StoreDescriptor{
             .id = "0123456789abcdef", .volumes = {"/nvme0/run-0123456789abcdef"}, .first_commit = 7}}) {
     const auto parsed = parse_store_descriptor(*format_store_descriptor(descriptor), "d");
@@ -28,13 +28,13 @@ TEST(StoreDescriptor, IsReadBackAsWritten) {
 }
 
 TEST(StoreDescriptor, FormerVolumesFollowTheOthers) {
-  EXPECT_EQ(kSample.all_volumes(),
+  EXPECT_EQ(kDescriptor.all_volumes(),
             (std::vector<std::string>{"/nvme0/run-0011223344556677", "/nvme1/run-0011223344556677",
                                       "/old/run-0011223344556677"}));
 }
 
 TEST(StoreDescriptor, AnyFlippedBitCutOrAdditionalByteIsFound) {
-  const std::string text = *format_store_descriptor(kSample);
+  const std::string text = *format_store_descriptor(kDescriptor);
   for (std::size_t bit = 0; bit < 8 * text.size(); ++bit) {
     std::string flipped = text;
     flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << bit % 8));
@@ -54,19 +54,21 @@ TEST(StoreDescriptor, ErrorsNameTheFileAndTheReason) {
   const Case cases[] = {
       {"", ErrorKind::format, "JSON"},
       {"{}", ErrorKind::format, "\"format\""},
-      {with("\"version\": 1", "\"version\": 3, \"x\": 1"), ErrorKind::format, "newer version"},
-      {with("\"version\": 1", "\"version\": 2"), ErrorKind::format, "\"first_commit\""},
-      {with("\"version\": 1", "\"version\": 2, \"first_commit\": -1"), ErrorKind::format, "\"first_commit\""},
-      {with("\"version\": 1", "\"version\": 2, \"first_commit\": 1"), ErrorKind::corrupt,
+      {descriptor_with("\"version\": 1", "\"version\": 3, \"x\": 1"), ErrorKind::format, "newer version"},
+      {descriptor_with("\"version\": 1", "\"version\": 2"), ErrorKind::format, "\"first_commit\""},
+      {descriptor_with("\"version\": 1", "\"version\": 2, \"first_commit\": -1"), ErrorKind::format,
+       "\"first_commit\""},
+      {descriptor_with("\"version\": 1", "\"version\": 2, \"first_commit\": 1"), ErrorKind::corrupt,
        "damaged or edited"},
-      {with("\"version\": 1", "\"version\": 1, \"first_commit\": 2"), ErrorKind::corrupt,
+      {descriptor_with("\"version\": 1", "\"version\": 1, \"first_commit\": 2"), ErrorKind::corrupt,
        "damaged or edited"},
-      {with("\"version\": 1", "\"version\": 0"), ErrorKind::format, "\"version\""},
-      {with("\"version\": 1", "\"version\": \"1\""), ErrorKind::format, "\"version\""},
-      {with("0011223344556677\"", "001122334455667\""), ErrorKind::format, "\"id\""},
-      {with("\"/nvme0/", "\"nvme0/"), ErrorKind::format, "\"volumes\""},
-      {with("\"/nvme0/", "\"/nvme2/"), ErrorKind::corrupt, "damaged or edited"},
-      {with("\"version\": 1", "\"version\": 1, \"x\": 1"), ErrorKind::corrupt, "damaged or edited"},
+      {descriptor_with("\"version\": 1", "\"version\": 0"), ErrorKind::format, "\"version\""},
+      {descriptor_with("\"version\": 1", "\"version\": \"1\""), ErrorKind::format, "\"version\""},
+      {descriptor_with("0011223344556677\"", "001122334455667\""), ErrorKind::format, "\"id\""},
+      {descriptor_with("\"/nvme0/", "\"nvme0/"), ErrorKind::format, "\"volumes\""},
+      {descriptor_with("\"/nvme0/", "\"/nvme2/"), ErrorKind::corrupt, "damaged or edited"},
+      {descriptor_with("\"version\": 1", "\"version\": 1, \"x\": 1"), ErrorKind::corrupt,
+       "damaged or edited"},
   };
   for (const auto& [text, kind, why] : cases) {
     const auto parsed = parse_store_descriptor(text, "/d/t.json");
@@ -75,15 +77,15 @@ TEST(StoreDescriptor, ErrorsNameTheFileAndTheReason) {
     EXPECT_EQ(parsed.error().path, "/d/t.json");
     EXPECT_NE(parsed.error().message.find(why), std::string::npos) << parsed.error().message;
   }
-  EXPECT_EQ(format_store_descriptor({.id = kSample.id, .volumes = {"/\xff"}}).error().kind,
+  EXPECT_EQ(format_store_descriptor({.id = kDescriptor.id, .volumes = {"/\xff"}}).error().kind,
             ErrorKind::invalid_argument);
 }
 
 TEST(StoreDescriptor, KnowsItsDirectoriesByTheirNames) {
-  EXPECT_TRUE(kSample.owns("/nvme0/run-0011223344556677"));
-  EXPECT_FALSE(kSample.owns("/nvme0/run-0011223344556678"));
-  EXPECT_FALSE(kSample.owns("/nvme0"));
-  EXPECT_FALSE(kSample.owns("."));
+  EXPECT_TRUE(kDescriptor.owns("/nvme0/run-0011223344556677"));
+  EXPECT_FALSE(kDescriptor.owns("/nvme0/run-0011223344556678"));
+  EXPECT_FALSE(kDescriptor.owns("/nvme0"));
+  EXPECT_FALSE(kDescriptor.owns("."));
 }
 
 }  // namespace

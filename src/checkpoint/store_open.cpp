@@ -9,7 +9,9 @@
 #include <system_error>
 #include <utility>
 
+#include "base/invalid_argument.h"
 #include "checkpoint/descriptor_io.h"
+#include "checkpoint/json_record.h"
 #include "checkpoint/names.h"
 #include "checkpoint/own_directory.h"
 #include "checkpoint/set_aside.h"
@@ -21,15 +23,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr unsigned kIdDigits = 16;
-
-std::unexpected<Error> invalid(std::string message) {
-  return std::unexpected(make_error(ErrorKind::invalid_argument, std::move(message)));
-}
-
 Result<std::string> absolute_path(const std::string& path, std::string_view argument) {
   if (path.empty() || path.find('\0') != std::string::npos)
-    return invalid(fmt::format("{}: the path \"{}\" is empty or contains a NUL byte", argument, path));
+    return invalid_argument(
+        fmt::format("{}: the path \"{}\" is empty or contains a NUL byte", argument, path));
   std::error_code error;
   fs::path whole = fs::absolute(path, error);
   // Behind a symbolic link, ".." leads elsewhere than the names say.
@@ -58,7 +55,7 @@ Result<std::vector<std::string>> absolute_volumes(const std::vector<std::string>
     auto volume = absolute_path(path, "volumes");
     if (!volume) return std::unexpected(volume.error());
     if (std::ranges::find(volumes, *volume) != volumes.end())
-      return invalid(fmt::format("volumes: {} is listed twice", *volume));
+      return invalid_argument(fmt::format("volumes: {} is listed twice", *volume));
     if (auto usable = check_not_a_file(*volume); !usable) return std::unexpected(usable.error());
     volumes.push_back(std::move(*volume));
   }
@@ -82,7 +79,7 @@ Status check_not_within(const std::vector<std::string>& volumes, const std::stri
   for (const std::string& volume : volumes) {
     if (std::ranges::find(known, volume) != known.end() || !is_at_or_below(volume, directory)) continue;
     if (device_under(volume + "/x") != device_under(directory + "/x")) continue;
-    return invalid(fmt::format(
+    return invalid_argument(fmt::format(
         "volumes: {} lies in {}, the directory of checkpoints itself, which would lose the shards "
         "there when it is renamed; leave volumes out to have them in it, or name a directory beside "
         "it",
@@ -154,7 +151,7 @@ Result<std::unique_ptr<Store>> Store::open(const std::string& directory, const S
   store->state_->descriptor = store->next_descriptor(*recorded);
   if (recorded->has_value() && *recorded != store->state_->descriptor) {
     if (options.if_missing == IfMissing::fail)
-      return invalid(fmt::format(
+      return invalid_argument(fmt::format(
           "volumes: they differ from those on which {} has its shards; leave volumes out to open it as it is",
           store->directory()));
     if (auto ours = check_owners(store->state_->descriptor, store->directory()); !ours)

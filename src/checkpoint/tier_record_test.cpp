@@ -5,13 +5,13 @@
 namespace trunkline::checkpoint {
 namespace {
 
-const TierRecord kSample{
+const TierRecord kRecord{
     .id = "0011223344556677",
     .identity = 18446744073709551615U,
     .tiers = {{.directory = "/shared/run", .id = "8899aabbccddeeff"}, {.directory = "/far/run", .id = ""}}};
 
-std::string with(std::string_view from, std::string_view to) {
-  std::string text = *format_tier_record(kSample);
+std::string record_with(std::string_view from, std::string_view to) {
+  std::string text = *format_tier_record(kRecord);
   const std::size_t at = text.find(from);
   EXPECT_NE(at, std::string::npos) << from;
   return text.replace(at, from.size(), to);
@@ -19,7 +19,7 @@ std::string with(std::string_view from, std::string_view to) {
 
 TEST(TierRecord, IsReadBackAsWritten) {
   for (const TierRecord& record :
-       {kSample, TierRecord{.id = "0123456789abcdef", .identity = 0, .tiers = {}}}) {
+       {kRecord, TierRecord{.id = "0123456789abcdef", .identity = 0, .tiers = {}}}) {
     const auto parsed = parse_tier_record(*format_tier_record(record), "t");
     ASSERT_TRUE(parsed) << parsed.error().message;
     EXPECT_EQ(*parsed, record);
@@ -27,7 +27,7 @@ TEST(TierRecord, IsReadBackAsWritten) {
 }
 
 TEST(TierRecord, AnyFlippedBitCutOrAdditionalByteIsFound) {
-  const std::string text = *format_tier_record(kSample);
+  const std::string text = *format_tier_record(kRecord);
   for (std::size_t bit = 0; bit < 8 * text.size(); ++bit) {
     std::string flipped = text;
     flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << bit % 8));
@@ -47,14 +47,14 @@ TEST(TierRecord, ErrorsNameTheFileAndTheReason) {
   const Case cases[] = {
       {"", ErrorKind::format, "JSON"},
       {"{}", ErrorKind::format, "\"format\""},
-      {with("\"version\": 2", "\"version\": 3"), ErrorKind::format, "newer version"},
-      {with("\"version\": 2", "\"version\": 1"), ErrorKind::format, "\"version\" is not 2"},
-      {with("18446744073709551615", "-1"), ErrorKind::format, "\"identity\""},
-      {with("0011223344556677", "0011223344556677X"), ErrorKind::format, "\"id\""},
-      {with("\"tiers\": [", "\"tiers\": [1,"), ErrorKind::format, "\"directory\""},
-      {with("/shared/run", "shared/run"), ErrorKind::format, "\"directory\""},
-      {with("8899aabbccddeeff", "8899aabbccddeef"), ErrorKind::format, "valid \"id\""},
-      {with("/shared/run", "/shared/ruN"), ErrorKind::corrupt, "damaged or edited"},
+      {record_with("\"version\": 2", "\"version\": 3"), ErrorKind::format, "newer version"},
+      {record_with("\"version\": 2", "\"version\": 1"), ErrorKind::format, "\"version\" is not 2"},
+      {record_with("18446744073709551615", "-1"), ErrorKind::format, "\"identity\""},
+      {record_with("0011223344556677", "0011223344556677X"), ErrorKind::format, "\"id\""},
+      {record_with("\"tiers\": [", "\"tiers\": [1,"), ErrorKind::format, "\"directory\""},
+      {record_with("/shared/run", "shared/run"), ErrorKind::format, "\"directory\""},
+      {record_with("8899aabbccddeeff", "8899aabbccddeef"), ErrorKind::format, "valid \"id\""},
+      {record_with("/shared/run", "/shared/ruN"), ErrorKind::corrupt, "damaged or edited"},
   };
   for (const Case& each : cases) {
     const auto parsed = parse_tier_record(each.text, "/run/tiers");

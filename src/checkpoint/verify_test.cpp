@@ -11,7 +11,7 @@
 namespace trunkline::checkpoint {
 namespace {
 
-using Kind = Mismatch::Kind;
+using MismatchKind = Mismatch::Kind;
 
 class VerifyTest : public test::StoreTest {
  protected:
@@ -78,7 +78,7 @@ TEST_F(VerifyTest, EveryFlippedBitIsReported) {
     const auto report = check();
     ASSERT_EQ(report.mismatches.size(), 1U) << offset;
     const Mismatch& found = report.mismatches[0];
-    EXPECT_EQ(found.kind, Kind::checksum);
+    EXPECT_EQ(found.kind, MismatchKind::checksum);
     EXPECT_EQ(found.shard, shard);
     EXPECT_EQ(found.path, path_of(shard));
     EXPECT_EQ(found.chunk, chunk);
@@ -121,11 +121,13 @@ TEST_F(VerifyTest, MissingShortAndLongFilesAreReported) {
   flip(path_of(1), 4 * kMiB);
   std::uint64_t progress = 0;
   const auto report = check({.on_progress = [&](std::uint64_t bytes) { progress = bytes; }});
-  std::vector<std::pair<std::uint64_t, Kind>> found;
+  std::vector<std::pair<std::uint64_t, MismatchKind>> found;
   for (const Mismatch& each : report.mismatches) found.emplace_back(each.shard, each.kind);
-  EXPECT_EQ(found,
-            (std::vector<std::pair<std::uint64_t, Kind>>{
-                {0, Kind::missing}, {1, Kind::size}, {1, Kind::checksum}, {2, Kind::size}, {3, Kind::size}}));
+  EXPECT_EQ(found, (std::vector<std::pair<std::uint64_t, MismatchKind>>{{0, MismatchKind::missing},
+                                                                        {1, MismatchKind::size},
+                                                                        {1, MismatchKind::checksum},
+                                                                        {2, MismatchKind::size},
+                                                                        {3, MismatchKind::size}}));
   EXPECT_NE(report.mismatches[0].message.find("ENOENT"), std::string::npos);
   EXPECT_EQ(report.mismatches[0].tensors, std::vector<std::string>{"t0"});
   EXPECT_EQ(report.mismatches[2].chunk, 4U);
@@ -140,7 +142,7 @@ TEST_F(VerifyTest, ChunksThatCannotBeReadAreReportedAndTheOthersChecked) {
   const auto report = check();
   EXPECT_GE(report.mismatches.size(), 1U);
   for (const Mismatch& each : report.mismatches) {
-    EXPECT_EQ(each.kind, Kind::unread);
+    EXPECT_EQ(each.kind, MismatchKind::unread);
     EXPECT_NE(each.message.find("EIO"), std::string::npos) << each.message;
   }
   std::uint64_t unread = 0;
@@ -154,7 +156,7 @@ TEST_F(VerifyTest, AFileThatCannotBeOpenedIsNotMissing) {
   std::filesystem::create_symlink(path_of(1), path_of(1));  // a loop
   const auto found = check().mismatches;
   ASSERT_EQ(found.size(), 1U);
-  EXPECT_EQ(found[0].kind, Kind::unread);
+  EXPECT_EQ(found[0].kind, MismatchKind::unread);
   EXPECT_EQ(found[0].code, ELOOP);
   EXPECT_FALSE(found[0].chunk);
 }

@@ -19,7 +19,7 @@
 #include "support/engines.h"
 #include "support/temp_directory.h"
 #include "support/test_memory.h"
-#include "support/thread_sanitizer.h"
+#include "support/sanitizers.h"
 #include "trunkline/trunkline.h"
 
 namespace trunkline {

@@ -22,7 +22,7 @@ namespace {
 using tuning::Settings;
 using tuning::Tuning;
 
-constexpr std::uint64_t kBlock = 64 * kKiB;
+constexpr std::uint64_t kTunedBlock = 64 * kKiB;
 
 class EngineTuning : public testing::Test {
  protected:
@@ -58,16 +58,16 @@ class EngineTuning : public testing::Test {
 };
 
 TEST_F(EngineTuning, GivesEachFileItsBlockSize) {
-  tune({.block_bytes = kBlock});
+  tune({.block_bytes = kTunedBlock});
   const auto engine = Engine::create();
-  EXPECT_EQ(transfers(*engine), kMiB / kBlock);
+  EXPECT_EQ(transfers(*engine), kMiB / kTunedBlock);
   EXPECT_EQ(engine->config().block_bytes, 4 * kMiB);  // that of files elsewhere
   const auto passed = Engine::create({.block_bytes = 256 * kKiB});
   EXPECT_EQ(transfers(*passed), 4U);
 }
 
 TEST_F(EngineTuning, ReadsRangesInTheBlocksOfTheirFile) {
-  tune({.block_bytes = kBlock});
+  tune({.block_bytes = kTunedBlock});
   const auto engine = Engine::create();
   const std::string path = directory_.file("data");
   std::ofstream(path) << std::string(kMiB, 'x');
@@ -75,7 +75,7 @@ TEST_F(EngineTuning, ReadsRangesInTheBlocksOfTheirFile) {
   auto memory = engine->allocate(kMiB);
   const std::uint64_t before = engine->stats().transfers;
   EXPECT_TRUE(file->read_ranges(memory->span(), {{.offset = 0, .length = kMiB, .position = 0}}));
-  EXPECT_EQ(engine->stats().transfers - before, kMiB / kBlock);
+  EXPECT_EQ(engine->stats().transfers - before, kMiB / kTunedBlock);
 }
 
 TEST_F(EngineTuning, ChoosesThePageCacheWhereItIsFaster) {
@@ -93,12 +93,12 @@ TEST_F(EngineTuning, ChoosesThePageCacheWhereItIsFaster) {
 }
 
 TEST_F(EngineTuning, ConfiguresAnEngineByItsPaths) {
-  tune({.backend = BackendKind::threads, .lanes = 3, .queue_depth = 5, .block_bytes = kBlock});
+  tune({.backend = BackendKind::threads, .lanes = 3, .queue_depth = 5, .block_bytes = kTunedBlock});
   const auto engine = Engine::create({.paths = {directory_.path()}});
   EXPECT_EQ(engine->config().backend, BackendKind::threads);
   EXPECT_EQ(engine->config().lanes, 3U);
   EXPECT_EQ(engine->config().queue_depth, 5U);
-  EXPECT_EQ(engine->config().block_bytes, kBlock);
+  EXPECT_EQ(engine->config().block_bytes, kTunedBlock);
   EXPECT_TRUE(engine->explain(directory_.path())->tuning.in_effect);
 
   const auto passed = Engine::create({.lanes = 2, .queue_depth = 9, .paths = {directory_.path()}});
@@ -127,7 +127,7 @@ TEST_F(EngineTuning, WithoutPathsFollowsWhatAllTuningsAgreeOn) {
 }
 
 TEST_F(EngineTuning, TunesNothingElse) {
-  tune({.backend = BackendKind::threads, .lanes = 3, .block_bytes = kBlock});
+  tune({.backend = BackendKind::threads, .lanes = 3, .block_bytes = kTunedBlock});
   // Paths that are not tuned: not what the tunings of others agree on.
   const auto engine = Engine::create({.paths = {"/proc"}});
   EXPECT_NE(engine->config().lanes, 3U);
@@ -160,7 +160,7 @@ TEST_F(EngineTuning, HoldsForAVolumeAsAWhole) {
   tuning.machine = os::machine_id();
   tuning.storages = *tuning::storages_of(both);
   if (tuning.storages.size() < 2) GTEST_SKIP() << "/dev/shm is on the same filesystem";
-  tuning.settings = {.block_bytes = kBlock};
+  tuning.settings = {.block_bytes = kTunedBlock};
   write_tunings(tuning::format_tunings({tuning}));
   const auto engine = Engine::create();
   EXPECT_EQ(transfers(*engine), 1U);  // not that of one of the disks
@@ -172,7 +172,7 @@ TEST_F(EngineTuning, HoldsForAVolumeAsAWhole) {
   auto memory = engine->allocate(kMiB);
   const std::uint64_t before = engine->stats().transfers;
   EXPECT_TRUE(file->async_pwrite(memory->span(), 0).result());
-  EXPECT_EQ(engine->stats().transfers - before, kMiB / kBlock);
+  EXPECT_EQ(engine->stats().transfers - before, kMiB / kTunedBlock);
 }
 
 TEST(TunedOptions, LeaveLanesAloneForAnotherBackend) {

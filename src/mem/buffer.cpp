@@ -7,14 +7,13 @@
 #include <utility>
 
 #include "base/rounding.h"
+#include "mem/page_sizes.h"
 #include "mem/pinned_budget.h"
 #include "trunkline/units.h"
 
 namespace trunkline {
 namespace {
 
-constexpr std::uint64_t kPageBytes = 4096;
-constexpr std::uint64_t kHugePageBytes = 2 * kMiB;
 constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 62;
 
 std::uint64_t alignment_for(std::uint64_t bytes) {

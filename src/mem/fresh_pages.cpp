@@ -5,13 +5,11 @@
 #include <algorithm>
 #include <ctime>
 
+#include "mem/page_sizes.h"
 #include "trunkline/units.h"
 
 namespace trunkline {
 namespace {
-
-constexpr std::uint64_t kPageBytes = 4096;
-constexpr std::uint64_t kHugePageBytes = 2 * kMiB;
 
 #ifdef MADV_POPULATE_WRITE
 // While the kernel populates memory, no other thread can change the memory map, and once one waits for that,

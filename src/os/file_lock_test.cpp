@@ -6,7 +6,7 @@
 
 #include "os/unique_fd.h"
 #include "support/temp_directory.h"
-#include "support/thread_sanitizer.h"
+#include "support/sanitizers.h"
 
 namespace trunkline::os {
 namespace {

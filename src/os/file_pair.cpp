@@ -18,6 +18,7 @@
 #include "base/creation_error.h"
 #include "os/durable.h"
 #include "os/environment.h"
+#include "os/filesystem_magic.h"
 #include "os/local_filesystem.h"
 #include "os/page_cache.h"
 #include "os/read_text.h"
@@ -26,12 +27,6 @@ namespace trunkline::os {
 namespace {
 
 constexpr std::uint64_t kAssumedAlignment = 4096;  // where statx reports none: no device in use needs more
-
-// Filesystem magic numbers that <linux/magic.h> does not list (statfs(2)).
-constexpr std::uint32_t kCifsMagic = 0xFF534D42;
-constexpr std::uint32_t kLustreMagic = 0x0BD00BD0;
-constexpr std::uint32_t kGpfsMagic = 0x47504653;
-constexpr std::uint32_t kBeegfsMagic = 0x19830326;
 
 struct Filesystem {
   bool in_memory = false;
@@ -55,7 +50,7 @@ Filesystem filesystem_of(int fd) {
       filesystem.network = "NFS";
       break;
     case SMB_SUPER_MAGIC:
-    case SMB2_SUPER_MAGIC:
+    case kSmb2Magic:
     case kCifsMagic:
       filesystem.network = "SMB";
       break;

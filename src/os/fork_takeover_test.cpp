@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "support/thread_sanitizer.h"
+#include "support/sanitizers.h"
 
 namespace trunkline::os {
 namespace {

@@ -3,14 +3,9 @@
 #include <linux/magic.h>
 #include <sys/vfs.h>
 
+#include "os/filesystem_magic.h"
+
 namespace trunkline::os {
-namespace {
-
-// Filesystem magic numbers that <linux/magic.h> does not list everywhere (statfs(2)).
-constexpr std::uint32_t kZfsMagic = 0x2FC12FC1;
-constexpr std::uint32_t kBcachefsMagic = 0xCA451A4E;
-
-}  // namespace
 
 bool is_local_filesystem(std::uint32_t type) {
   switch (type) {

@@ -16,7 +16,7 @@
 namespace trunkline::os {
 namespace {
 
-constexpr trace::Kind kSync{"fsync", trace::Category::checkpoint};
+constexpr trace::Kind kSyncFile{"fsync", trace::Category::checkpoint};
 constexpr mode_t kNewFile = 0666;  // minus the umask, as for any file that a program writes
 
 // Whether this error of link(2) may come from a filesystem without hard links.
@@ -107,7 +107,7 @@ Status ReplacementFile::write(std::string_view contents) const {
 }
 
 Status ReplacementFile::sync() const {
-  const trace::Span span(kSync, written_);
+  const trace::Span span(kSyncFile, written_);
   if (::fsync(fd_.get()) == 0) return {};
   return std::unexpected(system_error(errno, "fsync " + written_, written_));
 }

@@ -9,12 +9,10 @@
 #include <cerrno>
 #include <cstdint>
 
+#include "os/filesystem_magic.h"
+
 namespace trunkline::os {
 namespace {
-
-// Filesystem magic numbers that <linux/magic.h> does not list everywhere (statfs(2)).
-constexpr std::uint32_t kCifsMagic = 0xFF534D42;
-constexpr std::uint32_t kSmb2Magic = 0xFE534D42;
 
 bool has_unstable_inodes(const struct statfs& filesystem) {
   const auto type = static_cast<std::uint32_t>(filesystem.f_type);

@@ -28,7 +28,7 @@ constexpr std::chrono::milliseconds kSlice{50};
 // How long close() waits for the thread and for reads in flight, which may never end on a device that hangs.
 constexpr std::chrono::seconds kCloseTimeout{5};
 
-Error stopped_error() { return make_error(ErrorKind::cancelled, "reading a batch was cancelled"); }
+Error cancelled_error() { return make_error(ErrorKind::cancelled, "reading a batch was cancelled"); }
 
 // A batch that is being read, or its error.
 struct Reading {
@@ -150,7 +150,7 @@ Reading BatchReader::Shared::begin_in_groups(const Step& step, std::span<const s
   reading.memory = *memory_of_batch;
   const auto wait = [this](const Future& future) -> Status {
     while (!future.wait(kSlice)) {
-      if (is_stopped()) return std::unexpected(stopped_error());
+      if (is_stopped()) return std::unexpected(cancelled_error());
     }
     return {};
   };
@@ -176,7 +176,7 @@ bool BatchReader::Shared::is_stopped() const {
 Result<Future> BatchReader::Shared::submit(const Request& request) const {
   io::Submission submission(engine.core(), {&request, 1});
   while (!submission.advance(kSlice)) {
-    if (is_stopped()) return std::unexpected(stopped_error());
+    if (is_stopped()) return std::unexpected(cancelled_error());
   }
   return submission.take_futures().front();
 }

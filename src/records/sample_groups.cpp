@@ -5,12 +5,12 @@
 #include <utility>
 
 #include "base/rounding.h"
+#include "mem/page_sizes.h"
 #include "records/sample_reader.h"
 
 namespace trunkline::records {
 namespace {
 
-constexpr std::uint64_t kPage = 4096;
 constexpr std::size_t kGroupsInFlight = 2;
 
 struct Group {
@@ -58,7 +58,7 @@ std::size_t SampleReader::group_size(std::span<const std::uint64_t> samples) con
 std::uint64_t SampleReader::bytes_at_most(std::span<const std::uint64_t> samples) const {
   std::uint64_t bytes = 0;
   for (const StoredRange& range : stored_ranges(samples))
-    bytes += round_up(range.offset + range.length, kPage) - round_down(range.offset, kPage);
+    bytes += round_up(range.offset + range.length, kPageBytes) - round_down(range.offset, kPageBytes);
   return bytes;
 }
 

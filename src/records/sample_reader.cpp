@@ -10,6 +10,7 @@
 
 #include "base/rounding.h"
 #include "io/file/file_core.h"
+#include "mem/page_sizes.h"
 #include "records/tfrecord_framing.h"
 
 namespace trunkline::records {
@@ -20,8 +21,6 @@ namespace {
 constexpr std::uint64_t kSmallBytes = 16 * 1024;
 // Of samples that have different sizes, so that they can be viewed as any type.
 constexpr std::uint64_t kSampleAlignment = 64;
-constexpr std::uint64_t kPage = 4096;
-
 std::uint64_t alignment_of(const File& file) {
   std::uint64_t alignment = 1;
   for (const io::Member& member : file.core()->members) {
@@ -53,7 +52,7 @@ void place_large(BatchPlan& plan) {
   std::ranges::sort(by_offset, {}, [&](std::size_t index) {
     return std::tuple(plan.ranges[index].file, plan.ranges[index].offset);
   });
-  plan.alignment = kPage;
+  plan.alignment = kPageBytes;
   std::uint64_t end_of_samples = 0;  // in the file of the last read
   for (const std::size_t index : by_offset) {
     PlacedRange& range = plan.ranges[index];
@@ -64,7 +63,7 @@ void place_large(BatchPlan& plan) {
     const bool touches = read != nullptr && read->file == range.file && range.offset >= end_of_samples &&
                          begin <= read->offset + read->length;
     if (!touches) {
-      plan.bytes = round_up(plan.bytes, kPage);
+      plan.bytes = round_up(plan.bytes, kPageBytes);
       read = &plan.reads.emplace_back(
           FileRange{.offset = begin, .length = 0, .position = plan.bytes, .file = range.file});
     }
@@ -148,7 +147,7 @@ Result<std::uint32_t> SampleReader::add_file(std::uint32_t file, PlannedFiles& k
   plan.files.push_back({.file = *opened,
                         .number = file,
                         .bytes = table_->sizes[file],
-                        .alignment = alignment <= kPage ? alignment : 1});
+                        .alignment = alignment <= kPageBytes ? alignment : 1});
   known.emplace(file, number);
   return number;
 }

@@ -8,23 +8,23 @@
 #include <tuple>
 #include <utility>
 
+#include "base/invalid_argument.h"
+
 namespace trunkline {
 namespace {
 
 constexpr std::size_t kNone = CacheSchedule::kNone;
 
-Error wrong(std::string message) { return make_error(ErrorKind::invalid_argument, std::move(message)); }
-
 Status check(std::span<const ReplayModule> modules, std::span<const ReplayStep> steps) {
   for (std::size_t index = 0; index < steps.size(); ++index) {
     const ReplayStep& step = steps[index];
     if (step.module >= modules.size())
-      return std::unexpected(
-          wrong(fmt::format("steps: {} is of module {} of {}", index, step.module, modules.size())));
+      return invalid_argument(
+          fmt::format("steps: {} is of module {} of {}", index, step.module, modules.size()));
     for (const UnitUse& use : step.uses) {
       if (use.unit < modules[step.module].experts) continue;
-      return std::unexpected(wrong(
-          fmt::format("steps: {} uses expert {} of {}", index, use.unit, modules[step.module].experts)));
+      return invalid_argument(
+          fmt::format("steps: {} uses expert {} of {}", index, use.unit, modules[step.module].experts));
     }
   }
   return {};

@@ -95,7 +95,7 @@ struct Router {
   std::size_t tokens = 1500;
 };
 
-constexpr std::size_t kLayers = 6;
+constexpr std::size_t kReplayLayers = 6;
 constexpr std::size_t kExperts = 32;
 
 // The popularity of a layer's experts over time.
@@ -132,11 +132,11 @@ std::vector<ReplayStep> routing(const Router& router) {
     weights.push_back(std::pow(static_cast<double>(rank), -router.exponent));
   std::discrete_distribution<std::size_t> rank(weights.begin(), weights.end());
   std::bernoulli_distribution repeats(router.repeats);
-  std::vector<Popularity> popular(kLayers, Popularity(router));
-  std::vector<Experts> last(kLayers);
+  std::vector<Popularity> popular(kReplayLayers, Popularity(router));
+  std::vector<Experts> last(kReplayLayers);
   std::vector<ReplayStep> steps;
   for (std::size_t token = 0; token < router.tokens; ++token) {
-    for (std::size_t layer = 0; layer < kLayers; ++layer) {
+    for (std::size_t layer = 0; layer < kReplayLayers; ++layer) {
       const Experts& ranked = popular[layer].at(token, random);
       Experts used;
       while (used.size() < router.top_k) {
@@ -172,7 +172,7 @@ TEST(CacheReplay, HitsAreAtMostTwoPointsBelowTheBestOfLruLfuAndStatic) {
          std::vector<std::pair<std::size_t, Experts>>{{1, {12, 24, 48, 96}}, {2, {48}}}) {
       std::vector<std::size_t> matrices(pools);
       std::iota(matrices.begin(), matrices.end(), 0U);
-      const std::vector<ReplayModule> modules(kLayers, {.experts = kExperts, .pools = matrices});
+      const std::vector<ReplayModule> modules(kReplayLayers, {.experts = kExperts, .pools = matrices});
       const CacheReplay replay = replay_of(modules, routing(router));
       // Of 192 units in each pool; the working set of a token is 24.
       for (const std::size_t count : counts) {

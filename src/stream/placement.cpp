@@ -11,8 +11,6 @@
 namespace trunkline {
 namespace {
 
-constexpr std::size_t kMinSlots = 2;  // one in use, one being read
-
 // Makes units resident until they hold a share of room / total of the bytes, as evenly as whole units allow.
 void spread(std::span<const std::uint64_t> bytes, std::uint64_t total, std::uint64_t& room,
             std::vector<bool>& resident) {

@@ -8,11 +8,7 @@
 #include "trunkline/units.h"
 
 namespace trunkline {
-namespace {
-
-constexpr std::size_t kMinSlots = 2;  // one in use, one being read
-
-}  // namespace
+namespace {}  // namespace
 
 Result<CachePlacement> place_pools(std::span<const std::uint64_t> unit_bytes,
                                    std::span<const std::size_t> pools, std::uint64_t memory_bytes) {

@@ -12,7 +12,7 @@ namespace {
 
 using State = SlotUse::State;
 using Units = std::vector<std::size_t>;
-constexpr std::size_t kNone = RingSchedule::kNone;
+constexpr std::size_t kNoUnit = RingSchedule::kNone;
 
 TEST(RingSchedule, FetchesInCyclicOrder) {
   RingSchedule schedule(3);
@@ -27,14 +27,14 @@ TEST(RingSchedule, SkipsUnitsThatHaveALocation) {
   EXPECT_EQ(schedule.take_next(), 1U);
   EXPECT_EQ(schedule.take_next(), 3U);
   for (const std::size_t unit : {1, 3}) schedule.set_location(unit, 7);
-  EXPECT_EQ(schedule.next(), kNone);
-  EXPECT_EQ(schedule.take_next(), kNone);
-  schedule.set_location(2, kNone);
+  EXPECT_EQ(schedule.next(), kNoUnit);
+  EXPECT_EQ(schedule.take_next(), kNoUnit);
+  schedule.set_location(2, kNoUnit);
   EXPECT_EQ(schedule.next(), 2U);
   EXPECT_EQ(schedule.location(1), 7U);
 }
 
-TEST(RingSchedule, WithoutUnitsNothingIsFetched) { EXPECT_EQ(RingSchedule(0).next(), kNone); }
+TEST(RingSchedule, WithoutUnitsNothingIsFetched) { EXPECT_EQ(RingSchedule(0).next(), kNoUnit); }
 
 TEST(RingSchedule, ANewOrderKeepsTheUnitThatIsFetchedNext) {
   RingSchedule schedule(4);
@@ -120,7 +120,7 @@ TEST(RingSchedule, ARingServesRandomOrdersWithoutFetchingAUnitTwice) {
     std::vector<SlotUse> slots(slot_count);
     std::size_t fetched = 0;
     const auto fetch_ahead = [&] {
-      while (schedule.next() != kNone) {
+      while (schedule.next() != kNoUnit) {
         const auto slot = std::ranges::find(slots, State::empty, &SlotUse::state);
         if (slot == slots.end()) return;
         const std::size_t unit = schedule.take_next();
@@ -132,11 +132,11 @@ TEST(RingSchedule, ARingServesRandomOrdersWithoutFetchingAUnitTwice) {
     fetch_ahead();
     for (std::size_t use = 0; use < 3 * units; ++use) {
       const std::size_t unit = order[use % units];
-      ASSERT_NE(schedule.location(unit), kNone) << "fetched ahead of its use";
+      ASSERT_NE(schedule.location(unit), kNoUnit) << "fetched ahead of its use";
       slots[schedule.location(unit)].state = State::in_use;
       EXPECT_TRUE(schedule.slots_behind(unit, slots).empty());
       slots[schedule.location(unit)] = {};
-      schedule.set_location(unit, kNone);
+      schedule.set_location(unit, kNoUnit);
       fetch_ahead();
     }
     EXPECT_EQ(fetched, slot_count + 3 * units);

@@ -6,8 +6,10 @@
 #include <numeric>
 #include <utility>
 
+#include "base/invalid_argument.h"
 #include "base/log.h"
 #include "base/trace.h"
+#include "base/waits.h"
 #include "io/engine_core.h"
 #include "stream/pages.h"
 #include "stream/stream_trace.h"
@@ -17,15 +19,6 @@ namespace trunkline {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-constexpr std::uint64_t kLongNs = 1'000'000'000;
-
-std::uint64_t since(Clock::time_point start) {
-  return static_cast<std::uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count());
-}
-
-Error wrong(std::string message) { return make_error(ErrorKind::invalid_argument, std::move(message)); }
 
 }  // namespace
 
@@ -89,8 +82,7 @@ Status StreamCore::set_order(std::vector<std::size_t> order) {
     if (unit < is_ordered.size()) is_ordered[unit] = true;
   }
   if (order.size() != units_.size() || std::ranges::find(is_ordered, false) != is_ordered.end())
-    return std::unexpected(
-        wrong(fmt::format("order: must name each of the {} units exactly once", units_.size())));
+    return invalid_argument(fmt::format("order: must name each of the {} units exactly once", units_.size()));
   Lock lock(mutex_);
   schedule_.set_order(std::move(order));
   read_ahead(lock);
@@ -100,13 +92,13 @@ Status StreamCore::set_order(std::vector<std::size_t> order) {
 StreamStats StreamCore::stats() const {
   const std::scoped_lock lock(mutex_);
   StreamStats stats = stats_;
-  if (reading_ > 0) stats.read_ns += since(reading_since_);
+  if (reading_ > 0) stats.read_ns += ns_since(reading_since_);
   return stats;
 }
 
 Status StreamCore::check_unit(std::size_t unit) const {
   if (unit < units_.size()) return {};
-  return std::unexpected(wrong(fmt::format("unit: {} of {}", unit, units_.size())));
+  return invalid_argument(fmt::format("unit: {} of {}", unit, units_.size()));
 }
 
 StreamCore::Frame* StreamCore::frame_of(std::size_t unit) {
@@ -213,7 +205,7 @@ void StreamCore::arrived(Frame& frame, const Result<std::uint64_t>& result) {
     ++stats_.units_read;
     for (const StreamPart& part : units_[frame.unit].parts) stats_.bytes_read += part.bytes;
   }
-  if (--reading_ == 0) stats_.read_ns += since(reading_since_);
+  if (--reading_ == 0) stats_.read_ns += ns_since(reading_since_);
   --under_way_;
   changed_.notify_all();  // under the lock: a waiter may destroy this next
 }
@@ -245,9 +237,9 @@ Result<MemoryView> StreamCore::acquire(std::size_t unit, std::optional<std::chro
   const auto stop_waiting = [&] {
     span.reset();
     if (!waiting) return;
-    const std::uint64_t waited_ns = since(*std::exchange(waiting, std::nullopt));
+    const std::uint64_t waited_ns = ns_since(*std::exchange(waiting, std::nullopt));
     stats_.wait_ns += waited_ns;
-    if (waited_ns < kLongNs) return;
+    if (waited_ns < kLongWaitNs) return;
     log::info(log::Component::stream, "waited {:.1f} s for {} to be read",
               static_cast<double>(waited_ns) / 1e9, units_[unit].name);
   };
@@ -289,10 +281,10 @@ Status StreamCore::reprioritize(Lock& lock, std::size_t unit) {
   if (std::ranges::all_of(slots, [](const Frame& frame) {
         return frame.state == State::held || frame.state == State::checking;
       })) {
-    return std::unexpected(wrong(fmt::format(
+    return invalid_argument(fmt::format(
         "unit: {} needs a slot, but each of the {} holds an acquired unit; release one first, or open the "
         "stream with more slots",
-        units_[unit].name, placement_.slots)));
+        units_[unit].name, placement_.slots));
   }
   schedule_.move_to(unit);
   evict_behind(lock, unit);
@@ -362,7 +354,7 @@ Result<MemoryView> StreamCore::take(Lock& lock, Frame& frame) {
     lock.unlock();
     const auto started = Clock::now();
     const Status good = check(frame);
-    const std::uint64_t spent = since(started);
+    const std::uint64_t spent = ns_since(started);
     lock.lock();
     stats_.verify_ns += spent;
     changed_.notify_all();
@@ -389,7 +381,7 @@ Status StreamCore::release(std::size_t unit) {
   Lock lock(mutex_);
   Frame* frame = frame_of(unit);
   if (frame == nullptr || frame->state != State::held)
-    return std::unexpected(wrong(fmt::format("unit: {} is not acquired", units_[unit].name)));
+    return invalid_argument(fmt::format("unit: {} is not acquired", units_[unit].name));
   if (--frame->holders > 0) return {};
   if (is_slot(*frame)) {
     empty(*frame);

@@ -7,7 +7,7 @@
 
 #include "stream/stream_fixture.h"
 #include "support/gpu.h"
-#include "support/thread_sanitizer.h"
+#include "support/sanitizers.h"
 #include "trunkline/fault.h"
 
 namespace trunkline {

@@ -5,23 +5,14 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/invalid_argument.h"
 #include "base/log.h"
+#include "base/waits.h"
 #include "io/engine_core.h"
 #include "stream/stream_trace.h"
 
 namespace trunkline {
-namespace {
-
-constexpr std::uint64_t kLongNs = 1'000'000'000;
-
-std::uint64_t since(std::chrono::steady_clock::time_point start) {
-  return static_cast<std::uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count());
-}
-
-Error wrong(std::string message) { return make_error(ErrorKind::invalid_argument, std::move(message)); }
-
-}  // namespace
+namespace {}  // namespace
 
 UnitCacheCore::UnitCacheCore(const Engine& engine, std::vector<File> files, std::vector<StreamUnit> units,
                              std::vector<CacheSchedule::Place> places, CachePlacement placement,
@@ -68,7 +59,7 @@ Status UnitCacheCore::start() {
 UnitCacheStats UnitCacheCore::stats() const {
   const std::scoped_lock lock(mutex_);
   UnitCacheStats stats = stats_;
-  if (reading_ > 0) stats.read_ns += since(reading_since_);
+  if (reading_ > 0) stats.read_ns += ns_since(reading_since_);
   return stats;
 }
 
@@ -84,7 +75,7 @@ std::vector<double> UnitCacheCore::use_rates() const {
 
 Status UnitCacheCore::check_unit(std::size_t unit) const {
   if (unit < places_.size()) return {};
-  return std::unexpected(wrong(fmt::format("unit: {} of {}", unit, places_.size())));
+  return invalid_argument(fmt::format("unit: {} of {}", unit, places_.size()));
 }
 
 UnitCacheCore::Slot* UnitCacheCore::slot_of(std::size_t unit) {
@@ -102,12 +93,12 @@ void UnitCacheCore::update(Slot& slot) {
 Status UnitCacheCore::request(std::size_t group, std::span<const UnitUse> uses, std::uint64_t tokens,
                               std::span<const std::size_t> expected) {
   if (group >= group_stats_.size())
-    return std::unexpected(wrong(fmt::format("group: {} of {}", group, group_stats_.size())));
+    return invalid_argument(fmt::format("group: {} of {}", group, group_stats_.size()));
   for (const UnitUse& use : uses) {
     if (auto known = check_unit(use.unit); !known) return known;
     if (places_[use.unit].group != group) {
-      return std::unexpected(
-          wrong(fmt::format("uses: {} is not in group {}", source_.units()[use.unit].name, group)));
+      return invalid_argument(
+          fmt::format("uses: {} is not in group {}", source_.units()[use.unit].name, group));
     }
   }
   for (const std::size_t unit : expected) {
@@ -232,7 +223,7 @@ void UnitCacheCore::arrived(Slot& slot, const Result<std::uint64_t>& result) {
     of_group.bytes_read += bytes;
   }
   update(slot);
-  if (--reading_ == 0) stats_.read_ns += since(reading_since_);
+  if (--reading_ == 0) stats_.read_ns += ns_since(reading_since_);
   --under_way_;
   changed_.notify_all();  // under the lock: a waiter may destroy this next
 }
@@ -279,10 +270,10 @@ Status UnitCacheCore::bring(Lock& lock, std::span<const std::size_t> units) {
   for (std::size_t before = 0; before < pool; ++before) first += placement_.slots[before];
   const auto slots = std::span(slots_).subspan(first, placement_.slots[pool]);
   if (!std::ranges::all_of(slots, [](const Slot& slot) { return slot.state == State::held; })) return {};
-  return std::unexpected(
-      wrong(fmt::format("units: {} needs a slot, but each of the {} of its pool holds an acquired unit; "
-                        "release one first",
-                        source_.units()[unit].name, placement_.slots[pool])));
+  return invalid_argument(
+      fmt::format("units: {} needs a slot, but each of the {} of its pool holds an acquired unit; "
+                  "release one first",
+                  source_.units()[unit].name, placement_.slots[pool]));
 }
 
 // Waits until something has changed, and keeps the units' slots meanwhile. False once the deadline has
@@ -318,17 +309,17 @@ bool UnitCacheCore::wait_for(Lock& lock, std::span<const std::size_t> units,
 void UnitCacheCore::stop_waiting(Waiting& waiting, const std::string& name) {
   waiting.span.reset();
   if (!waiting.since) return;
-  const std::uint64_t waited_ns = since(*waiting.since);
+  const std::uint64_t waited_ns = ns_since(*waiting.since);
   waiting.since.reset();
   stats_.wait_ns += waited_ns;
-  if (waited_ns < kLongNs) return;
+  if (waited_ns < kLongWaitNs) return;
   log::info(log::Component::stream, "waited {:.1f} s for {} to be read", static_cast<double>(waited_ns) / 1e9,
             name);
 }
 
 Result<UnitCache::Acquired> UnitCacheCore::acquire(std::span<const std::size_t> units,
                                                    std::optional<std::chrono::nanoseconds> timeout) {
-  if (units.empty()) return std::unexpected(wrong("units: there are none"));
+  if (units.empty()) return invalid_argument("units: there are none");
   for (const std::size_t unit : units) {
     if (auto known = check_unit(unit); !known) return std::unexpected(known.error());
   }
@@ -368,7 +359,7 @@ Result<UnitCache::Acquired> UnitCacheCore::take(Lock& lock, Slot& slot) {
     lock.unlock();
     const auto started = Clock::now();
     const Status good = check(slot);
-    const std::uint64_t spent = since(started);
+    const std::uint64_t spent = ns_since(started);
     lock.lock();
     stats_.verify_ns += spent;
     changed_.notify_all();
@@ -403,7 +394,7 @@ Status UnitCacheCore::release(std::size_t unit) {
   Lock lock(mutex_);
   Slot* slot = slot_of(unit);
   if (slot == nullptr || slot->state != State::held)
-    return std::unexpected(wrong(fmt::format("unit: {} is not acquired", source_.units()[unit].name)));
+    return invalid_argument(fmt::format("unit: {} is not acquired", source_.units()[unit].name));
   if (--slot->holders > 0) return {};
   slot->state = State::ready;
   update(*slot);

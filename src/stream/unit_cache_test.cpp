@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "stream/stream_fixture.h"
-#include "support/thread_sanitizer.h"
+#include "support/sanitizers.h"
 
 namespace trunkline {
 namespace {

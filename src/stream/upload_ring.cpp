@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/trace.h"
+#include "base/waits.h"
 #include "os/signals_blocked.h"
 #include "stream/pages.h"
 #include "stream/stream_trace.h"
@@ -20,11 +21,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::uint64_t kDeviceAlignment = 512;  // as for allocators of CUDA memory
 constexpr std::chrono::milliseconds kAcquireTimeout{50};
-
-std::uint64_t since(Clock::time_point start) {
-  return static_cast<std::uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count());
-}
 
 std::uint64_t device_bytes(const StreamUnit& unit) {
   const std::vector<std::uint64_t> layout = device_layout(unit);
@@ -252,7 +248,7 @@ Result<MemoryView> UploadRing::acquire(std::size_t unit, std::optional<std::chro
         return std::unexpected(make_error(ErrorKind::invalid_argument,
                                           fmt::format("unit: {} is already acquired", units_[unit].name)));
       }
-      if (waited && slot.state != State::copying) stats_.wait_ns += since(began);
+      if (waited && slot.state != State::copying) stats_.wait_ns += ns_since(began);
       if (slot.state == State::failed) {
         Error error = std::move(*slot.error);
         // What failed after it came from the same storage, perhaps before the cause was removed.
@@ -276,7 +272,7 @@ Result<MemoryView> UploadRing::acquire(std::size_t unit, std::optional<std::chro
     if (!timeout) {
       changed_.wait(lock);
     } else if (changed_.wait_until(lock, began + *timeout) == std::cv_status::timeout) {
-      stats_.wait_ns += since(began);
+      stats_.wait_ns += ns_since(began);
       return std::unexpected(
           make_error(ErrorKind::timed_out, fmt::format("{} has not arrived yet", units_[unit].name)));
     }

@@ -6,7 +6,7 @@
 
 #include "stream/stream_fixture.h"
 #include "support/engines.h"
-#include "support/thread_sanitizer.h"
+#include "support/sanitizers.h"
 
 namespace trunkline {
 namespace {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "support/temp_directory.h"
-#include "support/thread_sanitizer.h"
+#include "support/sanitizers.h"
 #include "tensor_file/file_layout.h"
 #include "trunkline/buffer.h"
 #include "trunkline/checksum.h"

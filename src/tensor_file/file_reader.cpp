@@ -15,8 +15,8 @@
 namespace trunkline::tensor_file {
 namespace {
 
-constexpr trace::Kind kCopy{"copy and checksum", trace::Category::checksum, trace::Kind::Fields::bytes};
-constexpr trace::Kind kBlockWait{"wait for a block", trace::Category::wait};
+constexpr trace::Kind kCopyRead{"copy and checksum", trace::Category::checksum, trace::Kind::Fields::bytes};
+constexpr trace::Kind kReadWait{"wait for a block", trace::Category::wait};
 constexpr trace::Kind kRead{"read the files", trace::Category::checkpoint};
 
 }  // namespace
@@ -108,7 +108,7 @@ void FileReader::work() {
     } else if (taken_ == order_.size()) {
       return;
     } else {
-      const trace::Span span(kBlockWait);
+      const trace::Span span(kReadWait);
       changed_.wait(lock);
     }
   }
@@ -208,7 +208,7 @@ void FileReader::arrived(const Arrived& block, const Result<std::uint64_t>& resu
 std::vector<PartialChecksum> FileReader::unpack(const Arrived& arrived) const {
   const FileLayout& layout = targets_[arrived.place.layout].layout;
   const Block& block = blocks_[arrived.place.layout][arrived.place.block];
-  const trace::Span span(kCopy, layout.path, block.bytes);
+  const trace::Span span(kCopyRead, layout.path, block.bytes);
   BlockChecksums checksums(layout);
   for_each_segment(layout, block.offset, block.end(), [&](const Segment& segment) {
     std::byte* memory = nullptr;

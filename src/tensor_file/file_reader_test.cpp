@@ -5,7 +5,7 @@
 #include <cerrno>
 
 #include "io/file/file_core.h"
-#include "support/thread_sanitizer.h"
+#include "support/sanitizers.h"
 #include "tensor_file/file_layout_fixture.h"
 
 namespace trunkline::tensor_file {

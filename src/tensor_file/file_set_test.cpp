@@ -9,7 +9,7 @@
 
 #include "io/engine_core.h"
 #include "mem/staging_pool.h"
-#include "support/thread_sanitizer.h"
+#include "support/sanitizers.h"
 #include "tensor_file/file_layout_fixture.h"
 
 namespace trunkline::tensor_file {
@@ -54,7 +54,7 @@ TEST_F(FileSetTest, FilesHoldTheirLayouts) {
     if (options.write.stage_all) {
       // From here on the memory belongs to its owner again.
       for (Sample& each : samples)
-        for (Buffer& memory : each.memory) std::memset(memory.data(), 0xEE, memory.size());
+        for (Buffer& buffer : each.memory) std::memset(buffer.data(), 0xEE, buffer.size());
     }
     ASSERT_TRUE((*set)->finish());
     for (std::size_t i = 0; i < samples.size(); ++i) {

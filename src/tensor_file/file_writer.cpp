@@ -17,8 +17,8 @@
 namespace trunkline::tensor_file {
 namespace {
 
-constexpr trace::Kind kCopy{"copy and checksum", trace::Category::checksum, trace::Kind::Fields::bytes};
-constexpr trace::Kind kBlockWait{"wait for a staging block", trace::Category::wait};
+constexpr trace::Kind kCopyWrite{"copy and checksum", trace::Category::checksum, trace::Kind::Fields::bytes};
+constexpr trace::Kind kWriteWait{"wait for a staging block", trace::Category::wait};
 
 constexpr std::size_t kLeastSlots = 2;  // besides those that are held back: one being filled, one written
 
@@ -204,7 +204,7 @@ bool FileWriter::claim(std::unique_lock<std::mutex>& lock, Claim& claimed) {
       write_when_ = WriteWhen::staged;  // there is less room than there seemed to be
       write_staged(lock);
     } else {
-      const trace::Span span(kBlockWait);
+      const trace::Span span(kWriteWait);
       changed_.wait(lock);
     }
   }
@@ -264,7 +264,7 @@ void FileWriter::finish_fetch(const ClaimedBlock& claimed, const Status& status)
 
 std::vector<PartialChecksum> FileWriter::fill(const FileLayout& layout, const Block& block,
                                               std::byte* slot) const {
-  const trace::Span span(kCopy, layout.path, block.bytes);
+  const trace::Span span(kCopyWrite, layout.path, block.bytes);
   BlockChecksums checksums(layout);
   for_each_segment(layout, block.offset, block.end(), [&](const Segment& segment) {
     const std::byte* source = nullptr;

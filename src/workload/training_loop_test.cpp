@@ -18,7 +18,7 @@ namespace {
 constexpr std::int64_t kLong = std::numeric_limits<std::int64_t>::max() / 4;
 
 // Time passes only in sleeps and waits, and `lateness` more at the end of each sleep.
-class FakeClock final : public Clock {
+class LateClock final : public Clock {
  public:
   std::int64_t now() override { return now_; }
   void sleep_until(std::int64_t deadline) override {
@@ -37,7 +37,7 @@ class FakeClock final : public Clock {
 // Batch number n is ready `ready(n)` after the start, and needs one of `slots` buffers.
 class FakeSource final : public BatchSource {
  public:
-  FakeSource(FakeClock& clock, std::function<std::int64_t(std::uint64_t)> ready, std::uint64_t units,
+  FakeSource(LateClock& clock, std::function<std::int64_t(std::uint64_t)> ready, std::uint64_t units,
              std::size_t slots = 100)
       : clock_(clock), start_(clock.now()), ready_(std::move(ready)), units_(units), slots_(slots) {}
 
@@ -60,7 +60,7 @@ class FakeSource final : public BatchSource {
   std::size_t largest_held = 0;
 
  private:
-  FakeClock& clock_;
+  LateClock& clock_;
   const std::int64_t start_;
   const std::function<std::int64_t(std::uint64_t)> ready_;
   const std::uint64_t units_;
@@ -89,7 +89,7 @@ class TrainingLoopTest : public testing::Test {
     return loop.stats();
   }
 
-  FakeClock clock_;
+  LateClock clock_;
   std::size_t largest_held_ = 0;
 };
 

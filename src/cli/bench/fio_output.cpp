@@ -10,16 +10,14 @@
 namespace trunkline::cli {
 namespace {
 
-using Json = nlohmann::json;
-
 // Adds what `job` moved in one direction; latencies are still weighted. Returns for how long, in seconds.
-double add_direction(const Json& part, FioMeasurement& total, double& weights) {
+double add_direction(const nlohmann::json& part, FioMeasurement& total, double& weights) {
   total.bytes +=
       part.at("io_bytes")
           .get_ref<const std::uint64_t&>();  // get() would silently convert a value that does not fit
-  const Json& latency = part.at("clat_ns");
+  const nlohmann::json& latency = part.at("clat_ns");
   const double weight = part.at("total_ios").get<double>();
-  const Json percentiles = latency.value("percentile", Json::object());
+  const nlohmann::json percentiles = latency.value("percentile", nlohmann::json::object());
   weights += weight;
   total.latency_us_mean += weight * latency.at("mean").get<double>() / 1e3;
   total.latency_us_p50 += weight * percentiles.value("50.000000", 0.0) / 1e3;
@@ -27,12 +25,12 @@ double add_direction(const Json& part, FioMeasurement& total, double& weights) {
   return part.at("runtime").get<double>() / 1e3;
 }
 
-FioMeasurement total_of(const Json& jobs, const Case& what) {
+FioMeasurement total_of(const nlohmann::json& jobs, const Case& what) {
   FioMeasurement total;
   double seconds = 0;
   double cpu_seconds = 0;
   double weights = 0;
-  for (const Json& job : jobs) {
+  for (const nlohmann::json& job : jobs) {
     if (what.reads()) seconds = std::max(seconds, add_direction(job.at("read"), total, weights));
     if (what.writes()) seconds = std::max(seconds, add_direction(job.at("write"), total, weights));
     // usr_cpu and sys_cpu are percentages of job_runtime (fio's HOWTO, "Interpreting the output").
@@ -54,9 +52,10 @@ Result<FioMeasurement> parse_fio_output(std::string_view json, const Case& what)
   try {
     // Warnings may precede the document.
     const auto start = json.find('{');
-    const Json document = Json::parse(start == std::string_view::npos ? json : json.substr(start));
-    const Json& jobs = document.at("jobs");
-    for (const Json& job : jobs) {
+    const nlohmann::json document =
+        nlohmann::json::parse(start == std::string_view::npos ? json : json.substr(start));
+    const nlohmann::json& jobs = document.at("jobs");
+    for (const nlohmann::json& job : jobs) {
       const int code = static_cast<int>(job.at("error").get_ref<const std::int64_t&>());
       if (code != 0) {
         return std::unexpected(Error{
@@ -67,7 +66,7 @@ Result<FioMeasurement> parse_fio_output(std::string_view json, const Case& what)
       }
     }
     return total_of(jobs, what);
-  } catch (const Json::exception& error) {
+  } catch (const nlohmann::json::exception& error) {
     return std::unexpected(make_error(
         ErrorKind::format, fmt::format("fio's output is not the JSON of fio 3: {}", error.what())));
   }

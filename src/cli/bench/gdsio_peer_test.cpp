@@ -9,7 +9,7 @@
 namespace trunkline::cli {
 namespace {
 
-GdsioJob job_of(Op op) {
+GdsioJob gdsio_job(Op op) {
   return {.what = {.op = op},
           .file = "/data/a",
           .file_bytes = 10 * kMiB + 5,
@@ -22,7 +22,7 @@ std::string shown(const GdsioJob& job) {
 }
 
 TEST(GdsioCommand, DoesTheSameWork) {
-  GdsioJob job = job_of(Op::read);
+  GdsioJob job = gdsio_job(Op::read);
   EXPECT_EQ(shown(job), "gdsio -f /data/a -d 0 -w 8 -s 10240K -i 1024K -x 1 -I 0");
   job.cuda = 2;
   job.order = Order::random;
@@ -33,7 +33,7 @@ TEST(GdsioCommand, DoesTheSameWork) {
 }
 
 TEST(GdsioCommand, Writes) {
-  GdsioJob job = job_of(Op::write);
+  GdsioJob job = gdsio_job(Op::write);
   EXPECT_TRUE(shown(job).ends_with("-I 1"));
   job.order = Order::random;
   EXPECT_TRUE(shown(job).ends_with("-I 3"));

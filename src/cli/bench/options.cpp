@@ -7,16 +7,13 @@
 #include <string>
 #include <system_error>
 
+#include "base/invalid_argument.h"
 #include "cli/seconds.h"
 
 namespace trunkline::cli {
 namespace {
 
 constexpr std::uint64_t kBlockUnit = 4096;
-
-std::unexpected<Error> wrong(std::string message) {
-  return std::unexpected(make_error(ErrorKind::invalid_argument, std::move(message)));
-}
 
 std::vector<std::string_view> split(std::string_view list) {
   std::vector<std::string_view> words;
@@ -31,9 +28,10 @@ std::vector<std::string_view> split(std::string_view list) {
 // A multiple of 4096, up to 1 GiB.
 Result<std::uint64_t> parse_block_bytes(std::string_view text) {
   const auto bytes = parse_bytes(text);
-  if (!bytes) return wrong("--block-bytes: " + bytes.error().message);
+  if (!bytes) return invalid_argument("--block-bytes: " + bytes.error().message);
   if (*bytes == 0 || *bytes % kBlockUnit != 0 || *bytes > kGiB) {
-    return wrong(fmt::format("--block-bytes: must be a multiple of 4096 from 4 KiB to 1 GiB, not {}", text));
+    return invalid_argument(
+        fmt::format("--block-bytes: must be a multiple of 4096 from 4 KiB to 1 GiB, not {}", text));
   }
   return *bytes;
 }
@@ -80,10 +78,11 @@ Result<std::vector<WriteMode>> parse_write_modes(std::string_view list) {
     const WriteMode known[] = {WriteMode::fresh, WriteMode::preallocated, WriteMode::overwrite};
     const auto* const mode = std::ranges::find(known, word, [](WriteMode each) { return to_string(each); });
     if (mode == std::end(known)) {
-      return wrong(fmt::format("--write-mode: \"{}\" is not one of fresh, preallocated, overwrite", word));
+      return invalid_argument(
+          fmt::format("--write-mode: \"{}\" is not one of fresh, preallocated, overwrite", word));
     }
     if (std::ranges::find(modes, *mode) != modes.end()) {
-      return wrong(fmt::format("--write-mode: {} is duplicated", word));
+      return invalid_argument(fmt::format("--write-mode: {} is duplicated", word));
     }
     modes.push_back(*mode);
   }
@@ -93,14 +92,14 @@ Result<std::vector<WriteMode>> parse_write_modes(std::string_view list) {
 Result<MemoryKind> parse_memory(std::string_view text) {
   if (text == "aligned") return MemoryKind::aligned;
   if (text == "ordinary") return MemoryKind::ordinary;
-  return wrong(fmt::format("--memory: \"{}\" is not one of aligned, ordinary", text));
+  return invalid_argument(fmt::format("--memory: \"{}\" is not one of aligned, ordinary", text));
 }
 
 Result<Direct> parse_direct(std::string_view text) {
   for (const Direct direct : {Direct::automatic, Direct::always, Direct::never}) {
     if (text == to_string(direct)) return direct;
   }
-  return wrong(fmt::format("--direct: \"{}\" is not one of auto, always, never", text));
+  return invalid_argument(fmt::format("--direct: \"{}\" is not one of auto, always, never", text));
 }
 
 Result<std::optional<unsigned>> parse_device(std::string_view text) {
@@ -114,15 +113,15 @@ Result<std::optional<unsigned>> parse_device(std::string_view text) {
     const auto [parsed, code] = std::from_chars(digits.data(), end, ordinal);
     if (code == std::errc() && parsed == end) return ordinal;
   }
-  return wrong(fmt::format("--device: \"{}\" is not one of cpu, cuda, cuda:0, cuda:1, ...", text));
+  return invalid_argument(fmt::format("--device: \"{}\" is not one of cpu, cuda, cuda:0, cuda:1, ...", text));
 }
 
 Result<BackendKind> parse_bench_backend(std::string_view text) {
   constexpr std::string_view kNames = "auto, io_uring, libaio, threads";
   const auto backend = parse_backend(text);
-  if (!backend) return wrong(fmt::format("--backend: \"{}\" is not one of {}", text, kNames));
+  if (!backend) return invalid_argument(fmt::format("--backend: \"{}\" is not one of {}", text, kNames));
   if (*backend == BackendKind::memory)
-    return wrong(fmt::format(
+    return invalid_argument(fmt::format(
         "--backend: memory keeps files in this process and reaches no disk; use one of {}", kNames));
   return *backend;
 }
@@ -131,9 +130,9 @@ Result<Peers> parse_peers(std::string_view list) {
   Peers peers;
   for (const std::string_view name : split(list)) {
     if (name != "fio" && name != "gdsio")
-      return wrong(fmt::format("--compare: \"{}\" is not one of fio, gdsio", name));
+      return invalid_argument(fmt::format("--compare: \"{}\" is not one of fio, gdsio", name));
     bool& peer = name == "fio" ? peers.fio : peers.gdsio;
-    if (peer) return wrong(fmt::format("--compare: {} is duplicated", name));
+    if (peer) return invalid_argument(fmt::format("--compare: {} is duplicated", name));
     peer = true;
   }
   return peers;
@@ -141,8 +140,8 @@ Result<Peers> parse_peers(std::string_view list) {
 
 Result<std::uint64_t> parse_size_bytes(std::string_view text) {
   const auto bytes = parse_bytes(text);
-  if (!bytes) return wrong("--size: " + bytes.error().message);
-  if (*bytes == 0) return wrong("--size: must be more than 0 bytes");
+  if (!bytes) return invalid_argument("--size: " + bytes.error().message);
+  if (*bytes == 0) return invalid_argument("--size: must be more than 0 bytes");
   return *bytes;
 }
 
@@ -154,7 +153,7 @@ Result<BlockRange> parse_block_range(std::string_view text) {
   const auto most = parse_block_bytes(text.substr(dash + 1));
   if (!most) return std::unexpected(most.error());
   if (*most <= *least || *most % *least != 0) {
-    return wrong(fmt::format(
+    return invalid_argument(fmt::format(
         "--block-bytes: the second size of {} must be a multiple of the first, as in 4KiB-64KiB", text));
   }
   return BlockRange{*least, *most};
@@ -163,7 +162,8 @@ Result<BlockRange> parse_block_range(std::string_view text) {
 Result<double> parse_duration(std::string_view text) {
   constexpr double kDay = 86'400;
   const auto seconds = parse_seconds("--duration", text);
-  if (seconds && *seconds > kDay) return wrong("--duration: must be at most 24h, not " + std::string(text));
+  if (seconds && *seconds > kDay)
+    return invalid_argument("--duration: must be at most 24h, not " + std::string(text));
   return seconds;
 }
 

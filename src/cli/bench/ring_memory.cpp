@@ -6,11 +6,11 @@
 #include <cerrno>
 
 #include "cli/bench/pattern.h"
+#include "mem/page_sizes.h"
 
 namespace trunkline::cli {
 namespace {
 
-constexpr std::uint64_t kPageBytes = 4096;
 constexpr std::uint64_t kOrdinaryStart =
     64;  // bytes past a page: where torch 2 puts CPU tensors of 1 MB and more
 

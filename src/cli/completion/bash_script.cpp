@@ -9,7 +9,7 @@ namespace trunkline::cli {
 namespace {
 
 // What can follow an option that has a value.
-std::string value_case(const NamedCommand& command, const OptionInfo& option) {
+std::string bash_value_case(const NamedCommand& command, const OptionInfo& option) {
   const auto words = words_of_value(option.value);
   std::string action = ":";  // nothing to offer
   if (!words.empty())
@@ -18,7 +18,7 @@ std::string value_case(const NamedCommand& command, const OptionInfo& option) {
   return fmt::format("    {}) {} ;;\n", option_patterns(command, option), action);
 }
 
-std::string command_case(const NamedCommand& named) {
+std::string bash_command_case(const NamedCommand& named) {
   const CommandInfo& command = *named.command;
   std::vector<std::string> options;
   for (const OptionInfo& option : command.options)
@@ -38,7 +38,7 @@ std::string command_case(const NamedCommand& named) {
 
 std::string bash_script(const CommandInfo& program) {
   const auto commands = all_commands(program);
-  const Cases cases = make_cases(commands, value_case, command_case);
+  const Cases cases = make_cases(commands, bash_value_case, bash_command_case);
   return fmt::format(R"(# Completion of {0} for bash; made by: {0} completion bash
 _{0}() {{
   local command={0} index options= words= files=

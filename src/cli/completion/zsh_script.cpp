@@ -8,7 +8,7 @@
 namespace trunkline::cli {
 namespace {
 
-std::string value_case(const NamedCommand& command, const OptionInfo& option) {
+std::string zsh_value_case(const NamedCommand& command, const OptionInfo& option) {
   const auto words = words_of_value(option.value);
   std::string action = ":";
   if (!words.empty()) action = fmt::format("compadd -- {}", fmt::join(words, " "));
@@ -20,7 +20,7 @@ std::string described(const std::string& name, const std::string& description) {
   return shell_quoted(name + ":" + description);
 }
 
-std::string command_case(const NamedCommand& named) {
+std::string zsh_command_case(const NamedCommand& named) {
   const CommandInfo& command = *named.command;
   std::string text = fmt::format("    ({})\n", shell_quoted(named.name));
   for (const OptionInfo& option : command.options) {
@@ -41,7 +41,7 @@ std::string command_case(const NamedCommand& named) {
 
 std::string zsh_script(const CommandInfo& program) {
   const auto commands = all_commands(program);
-  const Cases cases = make_cases(commands, value_case, command_case);
+  const Cases cases = make_cases(commands, zsh_value_case, zsh_command_case);
   return fmt::format(R"(#compdef {0}
 # Completion of {0} for zsh; made by: {0} completion zsh
 _{0}() {{

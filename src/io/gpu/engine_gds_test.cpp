@@ -16,7 +16,7 @@
 #include "device/cuda/process.h"
 #include "device/device.h"
 #include "io/gpu/gpu_fixture.h"
-#include "support/thread_sanitizer.h"
+#include "support/sanitizers.h"
 
 namespace trunkline {
 namespace {

@@ -13,7 +13,7 @@
 
 #include "io/gpu/gpu_fixture.h"
 #include "support/engines.h"
-#include "support/thread_sanitizer.h"
+#include "support/sanitizers.h"
 
 namespace trunkline {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "device/device.h"
 #include "io/gpu/gpu_fixture.h"
-#include "support/thread_sanitizer.h"
+#include "support/sanitizers.h"
 
 namespace trunkline {
 namespace {

@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "base/trace.h"
+#include "base/waits.h"
 #include "device/device.h"
 #include "io/backends/faulty.h"
 #include "io/file/file_core.h"
@@ -26,8 +27,6 @@ namespace {
 constexpr unsigned kReapDivisor = 8;
 
 std::uint64_t whole_gds_blocks(std::uint64_t bytes) { return bytes / kGdsAlignment * kGdsAlignment; }
-
-constexpr std::uint64_t kLongNs = 1'000'000'000;
 
 }  // namespace
 
@@ -156,7 +155,7 @@ void Lane::end_slot_wait(const Transfer& transfer) {
   const std::uint64_t now = trace::now();
   const std::uint64_t began = std::exchange(slot_wait_start_ns_, 0);
   trace::record({.kind = &kSlotWait, .start_ns = began, .end_ns = now, .bytes = transfer.piece.length});
-  if (now - began < kLongNs) return;
+  if (now - began < kLongWaitNs) return;
   log::info(log::Component::engine, "lane {}: waited {:.1f} s for one of {} bounce slots", options_.index,
             static_cast<double>(now - began) / 1e9, slots().slots());
 }

@@ -7,29 +7,26 @@
 #include <tuple>
 #include <utility>
 
+#include "base/invalid_argument.h"
 #include "io/file/file_core.h"
 #include "trunkline/engine.h"
 
 namespace trunkline::io {
 namespace {
 
-std::unexpected<Error> invalid(std::string message) {
-  return std::unexpected(make_error(ErrorKind::invalid_argument, std::move(message)));
-}
-
 Status check(const FileRanges& all, std::size_t index, std::uint64_t memory_bytes) {
   const FileRange& range = all.ranges[index];
   if (range.file >= all.files.size())
-    return invalid(fmt::format("ranges: range {} is of file {}, but there are {} files", index, range.file,
-                               all.files.size()));
+    return invalid_argument(fmt::format("ranges: range {} is of file {}, but there are {} files", index,
+                                        range.file, all.files.size()));
   constexpr std::uint64_t kMaxOffset = std::numeric_limits<std::int64_t>::max();
   if (range.length > kMaxOffset || range.offset > kMaxOffset - range.length)
-    return invalid(
+    return invalid_argument(
         fmt::format("ranges: range {}: offset {} + {} bytes is beyond the largest file offset "
                     "(2^63 - 1)",
                     index, range.offset, range.length));
   if (range.length > memory_bytes || range.position > memory_bytes - range.length)
-    return invalid(
+    return invalid_argument(
         fmt::format("ranges: range {}: {} bytes at position {} do not fit into the {} bytes of the "
                     "buffer",
                     index, range.length, range.position, memory_bytes));
@@ -42,7 +39,8 @@ Result<RangeList> RangeList::create(const FileRanges& ranges, const MemoryView& 
   RangeList list;
   for (std::size_t index = 0; index < ranges.files.size(); ++index) {
     if (!ranges.files[index].valid())
-      return invalid(fmt::format("files: file {} is not open; a request requires open files", index));
+      return invalid_argument(
+          fmt::format("files: file {} is not open; a request requires open files", index));
     list.files.push_back(ranges.files[index].core());
   }
   list.file_count = list.files.size();

@@ -5,17 +5,16 @@
 
 #include "base/log.h"
 #include "base/trace.h"
+#include "base/waits.h"
 #include "io/lane/transfer_trace.h"
 
 namespace trunkline::io {
 namespace {
 
-constexpr std::uint64_t kLongNs = 1'000'000'000;
-
 void report_wait(std::uint64_t began_ns, std::size_t capacity) {
   const std::uint64_t now = trace::now();
   trace::record({.kind = &kQueueWait, .start_ns = began_ns, .end_ns = now});
-  if (now - began_ns > kLongNs) {
+  if (now - began_ns > kLongWaitNs) {
     log::info(log::Component::engine, "waited {:.1f} s for room in the queue, which holds {} operations",
               static_cast<double>(now - began_ns) / 1e9, capacity);
   }
