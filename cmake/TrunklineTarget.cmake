@@ -35,6 +35,7 @@ function(trunkline_tests layer library)
   target_link_libraries(${layer}_tests PRIVATE ${library} trunkline_private_dependencies ${TRUNKLINE_LINK_LIBRARIES}
     fake_cuda)
   trunkline_precompile_tests(${layer}_tests)
+  trunkline_unity(${layer}_tests)
   gtest_discover_tests(${layer}_tests DISCOVERY_TIMEOUT 120 PROPERTIES TIMEOUT 300 LABELS ${layer})
 endfunction()
 

@@ -19,6 +19,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "support/sanitizers.h"
 #include "support/temp_directory.h"
 #include "support/test_memory.h"
 #include "trunkline/trunkline.h"
@@ -31,11 +32,7 @@ namespace {
 constexpr const char* kCaseVariable = "TRUNKLINE_FALLBACK_CASE";
 
 // The sanitizers replace mlock(2) by a function that does nothing and succeeds.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kMlockIsReal = false;
-#else
-constexpr bool kMlockIsReal = true;
-#endif
+constexpr bool kMlockIsReal = !test::kUnderAddressSanitizer && !test::kUnderThreadSanitizer;
 
 void deny(std::vector<unsigned> calls, int code) {
   std::vector<sock_filter> program = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr))};

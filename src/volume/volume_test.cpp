@@ -6,6 +6,7 @@
 #include <random>
 
 #include "support/few_descriptors.h"
+#include "support/sanitizers.h"
 #include "support/test_memory.h"
 #include "volume/volume_fixture.h"
 
@@ -194,9 +195,8 @@ TEST_F(VolumeTest, ACreationThatFailsAmongTheDescriptorsLeavesNoTrace) {
 }
 
 TEST_F(VolumeTest, ACreationThatRunsOutOfFileDescriptorsLeavesNoTrace) {
-#ifdef __SANITIZE_ADDRESS__
-  GTEST_SKIP() << "the sanitizers examine memory through a pipe, which needs descriptors";
-#endif
+  if (test::kUnderAddressSanitizer)
+    GTEST_SKIP() << "the sanitizers examine memory through a pipe, which needs descriptors";
   const Volume volume = make(5);
   for (const Mode mode : {Mode::create, Mode::write}) {
     // The limits range from no descriptor at all to one that suffices for all but the members, each of which

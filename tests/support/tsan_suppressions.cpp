@@ -3,7 +3,6 @@
 // liburing maps and unmaps rings by raw system calls, which the sanitizer does not intercept: when a ring is
 // set up at the address of one that was unmapped, it mistakes the new owner's first access for a race with
 // the old one's last.
-#if defined(__SANITIZE_THREAD__)
 extern "C" const char* __tsan_default_suppressions();   // NOLINT(*-reserved-identifier): the sanitizer's name
 extern "C" const char* __tsan_default_suppressions() {  // NOLINT(*-reserved-identifier)
   return "race:io_uring_smp_store_release\n"
@@ -15,4 +14,3 @@ extern "C" const char* __tsan_default_suppressions() {  // NOLINT(*-reserved-ide
          "race:io_uring_sqe_set_data64\n"
          "race:io_uring_setup\n";
 }
-#endif

@@ -1,9 +1,22 @@
-// Whether this program runs under the thread sanitizer, for tests of what it does not support.
+// Which sanitizer this program runs under, for tests of what one does not support. GCC defines macros, Clang
+// has features.
 #pragma once
+
+#if defined(__has_feature)
+#define TRUNKLINE_HAS_FEATURE(name) __has_feature(name)
+#else
+#define TRUNKLINE_HAS_FEATURE(name) 0
+#endif
 
 namespace trunkline::test {
 
-#if defined(__SANITIZE_THREAD__)
+#if defined(__SANITIZE_ADDRESS__) || TRUNKLINE_HAS_FEATURE(address_sanitizer)
+inline constexpr bool kUnderAddressSanitizer = true;
+#else
+inline constexpr bool kUnderAddressSanitizer = false;
+#endif
+
+#if defined(__SANITIZE_THREAD__) || TRUNKLINE_HAS_FEATURE(thread_sanitizer)
 inline constexpr bool kUnderThreadSanitizer = true;
 #else
 inline constexpr bool kUnderThreadSanitizer = false;

@@ -1,0 +1,15 @@
+# trunkline_unity(TARGET): with TRUNKLINE_UNITY, the target's sources of one folder are compiled as one. The sanitizers'
+# presets turn it on. Names in unnamed namespaces must therefore differ within a folder; the compiler names two that do not.
+function(trunkline_unity target)
+  if(NOT TRUNKLINE_UNITY)
+    return()
+  endif()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  get_target_property(sources ${target} SOURCES)
+  foreach(source IN LISTS sources)
+    cmake_path(GET source PARENT_PATH folder)
+    cmake_path(RELATIVE_PATH folder BASE_DIRECTORY ${PROJECT_SOURCE_DIR})
+    string(REPLACE "/" "_" group ${folder})
+    set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${group})
+  endforeach()
+endfunction()
