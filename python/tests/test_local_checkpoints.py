@@ -244,6 +244,20 @@ def test_options_that_are_not_supported(tmp_path: Path, options: dict[str, Any],
         tl.Checkpointer(tmp_path, local=True, **options)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"keep": 0}, {"keep_every": "x"}, {"fresh": "no"}, {"timeout": 0}, {"staging_bytes": "1 apple"}],
+)
+def test_options_are_checked_as_for_other_directories(tmp_path: Path, options: dict[str, Any]) -> None:
+    raised = []
+    for local in (False, True):
+        with pytest.raises((TypeError, ValueError)) as error:
+            tl.Checkpointer(tmp_path / "run", local=local, **options)
+        raised.append((error.type, str(error.value)))
+    assert raised[0] == raised[1]
+    assert next(iter(options)) in raised[0][1]
+
+
 def test_each_node_has_a_share(tmp_path: Path) -> None:
     """And any number of nodes and ranks loads it."""
     with RankProcesses(4) as ranks:

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 from trunkline._arguments import (
     bool_argument,
-    check_engine,
-    check_staging_bytes,
     seconds_argument,
     shown_step,
     step_argument,
@@ -29,10 +27,10 @@ from trunkline._tensor_io.memory import Device, device_argument
 from trunkline._trace import span
 from trunkline._warnings import caller, warn_without_failing
 from trunkline.checkpoint.directory.agreement import agree, open_store
-from trunkline.checkpoint.directory.arguments import Writers, names_of, ranks_of, writers_of
+from trunkline.checkpoint.directory.arguments import Writers, checked_options, names_of, ranks_of, writers_of
 from trunkline.checkpoint.directory.loading import Loading
 from trunkline.checkpoint.directory.part import Verify, Wanted
-from trunkline.checkpoint.directory.retention import KeepBest, Metrics, Rules, metrics_argument
+from trunkline.checkpoint.directory.retention import KeepBest, Metrics, metrics_argument
 from trunkline.checkpoint.directory.running_saves import await_saves_into
 from trunkline.checkpoint.directory.step_increment import IncrementRules
 from trunkline.checkpoint.directory.step_reader import StepReader
@@ -165,14 +163,10 @@ class Checkpointer:
         (RuntimeWarning) of a copy whose shards on volumes belong to another directory, of steps whose folders
         are not named like step-00000300, and of files that could not be cleaned up.
         """
-        rules = Rules.of(keep, keep_every, keep_best)
+        rules, fresh, timeout = checked_options(
+            keep, keep_every, keep_best, fresh, timeout, staging_bytes, engine
+        )
         increments = IncrementRules.of(incremental, full_every)
-        fresh = bool_argument(fresh, "fresh")
-        timeout = seconds_argument(timeout)
-        if timeout <= 0:
-            raise ValueError(f"timeout: must be more than 0 seconds, not {timeout!r}")
-        check_staging_bytes(staging_bytes)
-        check_engine(engine)
         self.directory = Path(path_name(directory, "directory"))
         self._engine = engine
         names = names_of(volumes)
