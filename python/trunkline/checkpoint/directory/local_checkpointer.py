@@ -8,6 +8,7 @@ from typing import Any, Literal, NoReturn, SupportsIndex, cast
 from trunkline._arguments import bool_argument, step_argument
 from trunkline._core import Engine
 from trunkline._errors import Corrupt, Error, Unsupported
+from trunkline._formats.checkpoint_names import step_name
 from trunkline._formats.tensor_reader import TensorReader
 from trunkline._paths import absolute_path, path_name
 from trunkline._tensor_io.memory import Device
@@ -90,6 +91,12 @@ class LocalCheckpointer(Checkpointer):
         )
         self._context.rebase(self._ranks.collectives())
         self._local = LocalLoading(self._context, self._process_group)
+        for number, error in sorted({} if node is None else node.damaged.items()):
+            warn_without_failing(
+                f"{error}. The other steps of this node can be loaded. If it cannot be restored, remove "
+                f"{self._absolute}/saves/{step_name(number)}",
+                caller(),
+            )
 
     def _open_node(
         self, volumes: list[str] | None, options: dict[str, Any]
@@ -165,6 +172,8 @@ class LocalCheckpointer(Checkpointer):
         node = self._context.node
         if node is None:
             return
+        if chosen is None and node.damaged:
+            raise next(iter(node.damaged.values()))
         for entry in node.inventory().prepared:
             if entry.base is None and chosen in (None, entry.step):
                 found = node.store.verify(entry.number, engine=self._engine)["mismatches"]
