@@ -645,6 +645,7 @@ try:
 except KeyboardInterrupt:
     print("interrupted")
 has_hung.clear()
+hung._SAY_SECONDS = 60  # a busy machine may take long
 print(checkpoints.steps())
 os._exit(0)
 """
