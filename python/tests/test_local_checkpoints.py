@@ -274,6 +274,25 @@ def test_a_state_that_does_not_fit_on_one_rank_is_an_error_of_all(tmp_path: Path
         ranks.finish()
 
 
+@pytest.mark.parametrize("local", [True, False])
+def test_a_wrong_argument_of_load_on_one_rank_is_reported_by_all(tmp_path: Path, local: bool) -> None:
+    with RankProcesses(3) as ranks:
+        if local:
+            open_all(ranks, directories(tmp_path, [0, 1, 0]))
+        else:
+            ranks.all("open", str(tmp_path / "run"))
+        ranks.all("save", 1, {"weight": torch.ones(1000)}, block=True)
+        for rank, device in enumerate(("cpu", "cuda:99", "cpu")):
+            ranks.tell(rank, "load_with", device=device)
+        failed = ranks.collect(range(3))
+        ranks.all("load_with")
+        ranks.finish()
+    assert [failed[rank].kind for rank in range(3)] == ["RankError", failed[1].kind, "RankError"]
+    for rank in (0, 2):
+        assert "device: cuda:99 is not available" in failed[rank].message
+        assert "rank 1" in failed[rank].message
+
+
 def test_the_error_of_one_rank_is_passed_on_once(tmp_path: Path) -> None:
     with RankProcesses(3) as ranks:
         open_all(ranks, directories(tmp_path, [0, 1, 0]))

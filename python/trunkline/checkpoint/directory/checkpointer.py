@@ -342,13 +342,35 @@ class Checkpointer:
         checkpoint of that step because another process is saving. load(step) concerns this rank alone. Each
         rank reads by itself. Waits for running saves of this process into the directory.
         """
-        if verify not in (True, False, "first"):
-            raise ValueError(f'verify: must be True, False or "first", not {verify!r}')
-        target = device_argument(device)
         self._turn.check("load", self._absolute, during="save" if self._ranks.size == 1 else "")
         with span("checkpoint", "Checkpointer.load", self._absolute):
-            selection = None if keys is None else Selection(keys)
-            return self._load_step(step, into, Wanted(target, verify, selection))
+            try:
+                if verify not in (True, False, "first"):
+                    raise ValueError(f'verify: must be True, False or "first", not {verify!r}')
+                selection = None if keys is None else Selection(keys)
+                wanted = Wanted(device_argument(device), verify, selection)
+            except Exception as error:
+                self._fail_together(self._load_call(step), error)
+                raise
+            return self._load_step(step, into, wanted)
+
+    def _load_call(self, step: SupportsIndex | None) -> str:
+        """Return what the first exchange of a load() is called."""
+        return "load()"
+
+    def _fail_together(self, call: str, error: BaseException) -> None:
+        """Let the other ranks, which wait for this one in a collective call, learn of its error."""
+        if self._ranks.size == 1:
+            return
+        with self._turn.lock:
+            self._turn.begin(call)
+            try:
+                exchange = self._ranks.exchange(call, self._context.collectives())
+                if exchange is not None:
+                    exchange.__enter__()
+                    give_up(exchange, error)
+            finally:
+                self._turn.end()
 
     def _load_step(self, step: SupportsIndex | None, into: Any, wanted: Wanted) -> Any:
         self._wait_for_saves()

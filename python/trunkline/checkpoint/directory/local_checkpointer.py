@@ -207,6 +207,9 @@ class LocalCheckpointer(Checkpointer):
     def _unsupported(self, call: str) -> Error:
         return Unsupported(None, f"{call} is not supported with local=True", self._absolute)
 
+    def _load_call(self, step: SupportsIndex | None) -> str:
+        return f"load({'' if step is None else step})"
+
     def _load_step(self, step: SupportsIndex | None, into: Any, wanted: Wanted) -> Any:
         self._wait_for_saves()
         if wanted.verify == "first":
