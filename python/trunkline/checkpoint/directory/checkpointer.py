@@ -596,6 +596,9 @@ class Checkpointer:
     def _make_job(
         self, step: int, state: Any, metrics: dict[str, float], stage_all: bool, exchange: Exchange | None
     ) -> StepSave:
+        from trunkline.checkpoint.nodes.node_directory import check_not_of_node
+
+        check_not_of_node(self._absolute, "save into")
         return StepSave(step, state, metrics, self._context, stage_all, exchange)
 
     def _wait_for_last(self, step: int) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 from weakref import WeakSet
 
 from trunkline._core import CheckpointStore, crc32c
-from trunkline._errors import Corrupt, Error, Format, exception_of, system_error
+from trunkline._errors import Corrupt, Error, Format, Unsupported, exception_of, system_error
 from trunkline._formats.checkpoint_names import DESCRIPTOR, step_of
 from trunkline._replacing import replacing
 from trunkline.checkpoint.nodes.agreement import Entry, Inventory
@@ -45,6 +45,18 @@ _WHOLE_FILE = struct.pack("@hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 _NOTHING = struct.pack("@hhqqi0q", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
 # Of filesystems without locks: users must make sure that one job at a time uses the directory.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+def check_not_of_node(directory: str, doing: str) -> None:
+    """Raise Unsupported if a directory of checkpoints holds the shares of a node. doing: "save into"."""
+    node, name = os.path.split(os.path.abspath(directory))  # noqa: PTH100
+    if name == _SAVES and os.path.exists(f"{node}/{RECORD}"):  # noqa: PTH110
+        raise Unsupported(
+            None,
+            f"cannot {doing} {directory}: it holds the shares of a node, which only a Checkpointer with "
+            f"local=True may change; use Checkpointer({node!r}, local=True)",
+            directory,
+        )
 
 
 class NodeDirectory:
