@@ -361,6 +361,9 @@ class Rank:
         self.checkpointers[""] = made
         return made.steps()
 
+    def load_with(self, **options: Any) -> None:
+        self.checkpointers[""].load(**options)
+
     def load_into(self, into: Any) -> None:
         """Fill a state with the latest step."""
         self.checkpointers[""].load(into=into)

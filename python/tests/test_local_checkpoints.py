@@ -180,6 +180,67 @@ def test_shares_of_another_node_are_not_loaded(tmp_path: Path) -> None:
         ranks.finish()
 
 
+def damage(manifest: Path, how: str) -> bytes:
+    """Damage a manifest; return what it was."""
+    whole = manifest.read_bytes()
+    manifest.write_bytes(b"" if how == "empty" else whole[:-20] + b"x" + whole[-19:])
+    return whole
+
+
+@pytest.mark.parametrize("how", ["empty", "flipped"])
+def test_an_old_share_that_is_damaged_does_not_keep_the_node_from_opening(tmp_path: Path, how: str) -> None:
+    made = tl.Checkpointer(tmp_path, local=True, keep=None, process_group=False)
+    for step in (10, 20, 30):
+        made.save(step, {"step": step}, block=True)
+    [manifest] = (tmp_path / "saves/step-00000001").glob("manifest*")
+    whole = damage(manifest, how)
+    with pytest.warns(
+        RuntimeWarning, match="manifest.*other steps of this node can be loaded.*step-00000001"
+    ):
+        again = tl.Checkpointer(tmp_path, local=True, keep=None, process_group=False)
+    assert again.steps() == [20, 30]
+    with pytest.raises(tl.Corrupt):
+        again.verify()
+    assert again.load() == {"step": 30}
+    again.save(40, {"step": 40}, block=True)
+    manifest.write_bytes(whole)
+    again = tl.Checkpointer(tmp_path, local=True, keep=None, process_group=False)
+    assert again.steps() == [10, 20, 30, 40]
+    assert again.load(10) == {"step": 10}
+
+
+def test_the_last_share_is_not_passed_over_when_it_is_damaged(tmp_path: Path) -> None:
+    made = tl.Checkpointer(tmp_path, local=True, process_group=False)
+    for step in (10, 20):
+        made.save(step, {"step": step}, block=True)
+    [manifest] = (tmp_path / "saves/step-00000002").glob("manifest*")
+    whole = damage(manifest, "empty")
+    with pytest.raises(tl.Corrupt, match="may be the latest checkpoint of this node"):
+        tl.Checkpointer(tmp_path, local=True, process_group=False)
+    manifest.write_bytes(whole)
+    assert tl.Checkpointer(tmp_path, local=True, process_group=False).load() == {"step": 20}
+
+
+@pytest.mark.parametrize("call", ["save", "load"])
+def test_a_job_that_is_refused_on_one_node_lets_go_of_the_others(tmp_path: Path, call: str) -> None:
+    paths = directories(tmp_path, [0, 1])
+    with RankProcesses(2) as before:
+        open_all(before, paths)
+        before.all("save", 1, state(1), block=True)
+    with RankProcesses(2) as one, RankProcesses(1) as other:
+        open_all(one, paths)
+        open_all(other, paths[1:])
+        assert other.failures("latest_loaded")  # its step has bytes on the other node; it has locked its own
+        failed = (
+            one.failures("latest_loaded") if call == "load" else one.failures("save", 2, state(2), block=True)
+        )
+        assert "another process saves there" in failed[1].message
+        # The first node was free, and is so again.
+        node = NodeDirectory(paths[0])
+        node.lock(to_load=True)
+        node.unlock_again()
+
+
 def test_a_directory_with_a_slash_at_its_end(tmp_path: Path) -> None:
     made = tl.Checkpointer(f"{tmp_path}/run/", local=True, process_group=False)
     made.save(1, {"a": 1}, block=True)
@@ -213,6 +274,38 @@ def test_a_state_that_does_not_fit_on_one_rank_is_an_error_of_all(tmp_path: Path
         ranks.finish()
 
 
+@pytest.mark.parametrize("local", [True, False])
+def test_a_wrong_argument_of_load_on_one_rank_is_reported_by_all(tmp_path: Path, local: bool) -> None:
+    with RankProcesses(3) as ranks:
+        if local:
+            open_all(ranks, directories(tmp_path, [0, 1, 0]))
+        else:
+            ranks.all("open", str(tmp_path / "run"))
+        ranks.all("save", 1, {"weight": torch.ones(1000)}, block=True)
+        for rank, device in enumerate(("cpu", "cuda:99", "cpu")):
+            ranks.tell(rank, "load_with", device=device)
+        failed = ranks.collect(range(3))
+        ranks.all("load_with")
+        ranks.finish()
+    assert [failed[rank].kind for rank in range(3)] == ["RankError", failed[1].kind, "RankError"]
+    for rank in (0, 2):
+        assert "device: cuda:99 is not available" in failed[rank].message
+        assert "rank 1" in failed[rank].message
+
+
+def test_the_error_of_one_rank_is_passed_on_once(tmp_path: Path) -> None:
+    with RankProcesses(3) as ranks:
+        open_all(ranks, directories(tmp_path, [0, 1, 0]))
+        ranks.all("save", 1, {"weight": torch.ones(1000)}, block=True)
+        for rank, elements in enumerate((1000, 5, 1000)):
+            ranks.tell(rank, "load_into", {"weight": torch.zeros(elements)})
+        failed = ranks.collect(range(3))
+        ranks.finish()
+    for rank in (0, 2):
+        assert failed[rank].message.startswith("nothing was loaded: rank 1: into: state")
+        assert failed[rank].message.count("nothing was loaded") == 1
+
+
 def test_fresh_has_no_effect_after_loading(tmp_path: Path) -> None:
     tl.Checkpointer(tmp_path, local=True).save(1, {"a": 1}, block=True)
     made = tl.Checkpointer(tmp_path, local=True, fresh=True)
@@ -242,6 +335,20 @@ def test_listing_does_not_lock(tmp_path: Path) -> None:
 def test_options_that_are_not_supported(tmp_path: Path, options: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         tl.Checkpointer(tmp_path, local=True, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"keep": 0}, {"keep_every": "x"}, {"fresh": "no"}, {"timeout": 0}, {"staging_bytes": "1 apple"}],
+)
+def test_options_are_checked_as_for_other_directories(tmp_path: Path, options: dict[str, Any]) -> None:
+    raised = []
+    for local in (False, True):
+        with pytest.raises((TypeError, ValueError)) as error:
+            tl.Checkpointer(tmp_path / "run", local=local, **options)
+        raised.append((error.type, str(error.value)))
+    assert raised[0] == raised[1]
+    assert next(iter(options)) in raised[0][1]
 
 
 def test_each_node_has_a_share(tmp_path: Path) -> None:

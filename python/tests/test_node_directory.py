@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import trunkline as tl
+from trunkline._checkpoint_tools.cli import _remove_step
 from trunkline.checkpoint.nodes.agreement import Entry, Inventory
 from trunkline.checkpoint.nodes.node_directory import (
     RECORD,
@@ -136,7 +137,8 @@ def test_a_checkpoint_that_is_no_share_is_refused(tmp_path: Path) -> None:
     node = NodeDirectory(str(tmp_path))
     node.lock()
     node.make_id()
-    tl.Checkpointer(tmp_path / "saves").save(1, {"a": 1}, block=True)
+    tl.Checkpointer(tmp_path / "other").save(1, {"a": 1}, block=True)
+    (tmp_path / "other").rename(tmp_path / "saves")
     with pytest.raises(tl.Format, match="step 1 is not the share of a node"):
         NodeDirectory(str(tmp_path))
 
@@ -147,6 +149,16 @@ def test_a_share_is_not_loaded_as_a_state(tmp_path: Path) -> None:
     save(node, entry("one", 1))
     with pytest.raises(tl.Format):
         tl.Checkpointer(tmp_path / "saves").load()
+
+
+def test_only_the_node_changes_its_shares(tmp_path: Path) -> None:
+    made = tl.Checkpointer(tmp_path, local=True, process_group=False)
+    made.save(1, {"a": 1}, block=True)
+    with pytest.raises(tl.Unsupported, match=r"holds the shares of a node.*local=True"):
+        tl.Checkpointer(tmp_path / "saves", process_group=False).save(9, {"a": 9}, block=True)
+    with pytest.raises(tl.Unsupported, match="cannot remove a step from"):
+        _remove_step(str(tmp_path / "saves"), 1)
+    assert tl.Checkpointer(tmp_path, local=True, process_group=False).steps() == [1]
 
 
 LOCKS = """

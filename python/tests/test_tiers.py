@@ -601,6 +601,60 @@ if sys.argv[3] == "one is stopped":
     assert left.startswith(f"trunkline: not copied to {tier} yet: step 2. ")
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "steps()",
+        "latest()",
+        "locations()",
+        "load()",
+        "load(1)",
+        "metrics(1)",
+        "wait_drained()",
+        "save(3, {})",
+    ],
+)
+def test_ctrl_c_ends_a_call_that_reads_a_tier_which_does_not_respond(
+    run: Path, tier: Path, call: str
+) -> None:
+    script = """
+import os, signal, sys, threading
+import trunkline as tl
+from trunkline.checkpoint.tiers import drain, hung, tiers
+listed, has_hung, answers = drain.committed_in, threading.Event(), threading.Lock()
+answers.acquire()
+def hangs(directory, every=1):  # as in a filesystem whose server is gone
+    if has_hung.is_set() and str(directory) == sys.argv[2]:
+        with answers:  # if the main thread waits here, the handler of the signal comes after that
+            pass
+    return listed(directory, every)
+drain.committed_in = tiers.committed_in = hangs
+def say(text):
+    print(text)
+    threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGINT)).start()
+hung.say, hung._SAY_SECONDS = say, 0.01
+checkpoints = tl.Checkpointer(sys.argv[1], tiers=[tl.Tier(sys.argv[2])])
+checkpoints.save(1, {}, block=True)
+checkpoints.wait_drained()
+checkpoints = tl.Checkpointer(sys.argv[1], tiers=[tl.Tier(sys.argv[2])])
+has_hung.set()
+threading.Timer(60, answers.release).start()  # for a call that is held up in this thread
+try:
+    eval("checkpoints." + sys.argv[3])
+    print("was not held up")
+except KeyboardInterrupt:
+    print("interrupted")
+has_hung.clear()
+hung._SAY_SECONDS = 60  # a busy machine may take long
+print(checkpoints.steps())
+os._exit(0)
+"""
+    ended = exit_of(script, run, tier, Path(call))
+    said, outcome, steps = ended.stdout.splitlines()
+    assert said == f"waiting for the tier {tier}, which does not respond; Ctrl-C ends the wait"
+    assert (outcome, steps) == ("interrupted", "[1]")
+
+
 def test_the_exit_does_not_say_again_that_a_tier_is_another_runs(run: Path, tier: Path) -> None:
     script = """
 import sys

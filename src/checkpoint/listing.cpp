@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -58,7 +59,8 @@ Result<std::string> read_manifest_text(const std::string& path) {
 }
 
 struct StepDirectories {
-  std::vector<std::uint64_t> steps = {};   // ascending
+  std::vector<std::uint64_t> steps = {};  // ascending
+  std::map<std::uint64_t, struct stat> status = {};
   std::vector<std::uint64_t> absent = {};  // whose names were listed, but that do not exist
 };
 
@@ -72,7 +74,9 @@ Result<StepDirectories> find_step_directories(const std::string& directory) {
     const std::string path = fmt::format("{}/{}", directory, name);
     struct stat status{};
     if (::stat(path.c_str(), &status) == 0) {
-      if (S_ISDIR(status.st_mode)) found.steps.push_back(*step);
+      if (!S_ISDIR(status.st_mode)) continue;
+      found.steps.push_back(*step);
+      found.status.emplace(*step, status);
     } else if (errno == ENOENT || errno == ENOTDIR || errno == ELOOP) {
       found.absent.push_back(*step);
     } else {
@@ -91,17 +95,51 @@ struct Listing {
   bool operator==(const Listing&) const = default;
 };
 
-Result<Listing> list_once(const std::string& directory) {
+// The commits of a step, from the cache if that has them. A folder on another filesystem than the directory
+// is a link, or a mount, to where the times may be out of date.
+Result<std::vector<std::uint64_t>> commits_of(const std::string& directory, std::uint64_t step,
+                                              const struct stat& folder, std::optional<dev_t> device,
+                                              ListingCache* cache) {
+  if (cache == nullptr || folder.st_dev != device) return commits_in(directory, step);
+  if (const auto* known = cache->find(step, folder)) return *known;
+  auto commits = commits_in(directory, step);
+  if (commits) cache->add(step, folder, *commits);
+  return commits;
+}
+
+// `cache`: nullptr without one.
+Result<Listing> list_once(const std::string& directory, ListingCache* cache) {
+  struct stat own{};
+  std::optional<dev_t> device;
+  if (cache != nullptr && ::stat(directory.c_str(), &own) == 0) device = own.st_dev;
   auto found = find_step_directories(directory);
   if (!found) return std::unexpected(found.error());
+  if (cache != nullptr) cache->retain(found->steps);
   Listing listing{.absent = std::move(found->absent)};
   for (const std::uint64_t step : found->steps) {
-    auto commits = commits_in(directory, step);
+    auto commits = commits_of(directory, step, found->status.at(step), device, cache);
     if (!commits) return std::unexpected(commits.error());
     listing.has_empty |= commits->empty();
     listing.entries.push_back({.step = step, .commits = std::move(*commits)});
   }
   return listing;
+}
+
+// Another process may save meanwhile. Where a step lacks its commits, they may have been removed since the
+// directory was listed, and what was committed before that came too late for the listing: a directory that
+// always had a checkpoint would seem to have none. Two equal listings in a row show the actual contents.
+Result<std::vector<StepEntry>> list_with(const std::string& directory, ListingCache* cache) {
+  auto listing = list_once(directory, cache);
+  while (listing && (listing->has_empty || !listing->absent.empty())) {
+    auto again = list_once(directory, cache);
+    if (!again || *again == *listing) {
+      listing = std::move(again);
+      break;
+    }
+    listing = std::move(again);
+  }
+  if (!listing) return std::unexpected(listing.error());
+  return std::move(listing->entries);
 }
 
 std::uint64_t newest_commit_of(std::span<const StepEntry> entries) {
@@ -151,21 +189,12 @@ Result<std::vector<std::uint64_t>> commits_in(const std::string& directory, std:
   return commits;
 }
 
-// Another process may save meanwhile. Where a step lacks its commits, they may have been removed since the
-// directory was listed, and what was committed before that came too late for the listing: a directory that
-// always had a checkpoint would seem to have none. Two equal listings in a row show the actual contents.
 Result<std::vector<StepEntry>> list_steps(const std::string& directory) {
-  auto listing = list_once(directory);
-  while (listing && (listing->has_empty || !listing->absent.empty())) {
-    auto again = list_once(directory);
-    if (!again || *again == *listing) {
-      listing = std::move(again);
-      break;
-    }
-    listing = std::move(again);
-  }
-  if (!listing) return std::unexpected(listing.error());
-  return std::move(listing->entries);
+  return list_with(directory, nullptr);
+}
+
+Result<std::vector<StepEntry>> list_steps(const std::string& directory, ListingCache& cache) {
+  return list_with(directory, &cache);
 }
 
 std::uint64_t next_commit(const std::string& directory, std::span<const StepEntry> entries,

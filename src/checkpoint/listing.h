@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/listing_cache.h"
 #include "checkpoint/manifest.h"
 #include "trunkline/error.h"
 
@@ -26,6 +27,9 @@ struct StepEntry {
 Result<std::vector<std::uint64_t>> step_directories_in(const std::string& directory);
 Result<std::vector<std::uint64_t>> commits_in(const std::string& directory, std::uint64_t step);
 Result<std::vector<StepEntry>> list_steps(const std::string& directory);
+
+// The same, with what `cache` has from earlier listings of this directory.
+Result<std::vector<StepEntry>> list_steps(const std::string& directory, ListingCache& cache);
 
 // The commit number of the next save: above all in `entries` and not below `first`. Where there are none,
 // also above those of the runs that were set aside: a step that someone moves back from there is older than

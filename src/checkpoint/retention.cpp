@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "base/log.h"
-#include "checkpoint/listing.h"
 
 namespace trunkline::checkpoint {
 namespace {
@@ -101,20 +100,15 @@ std::set<std::uint64_t> find_best(const std::vector<Candidate>& candidates, cons
 
 }  // namespace
 
-Result<CollectionResult> remove_superseded(const Retention& retention, const Continuation& known,
-                                           RetentionMemory& memory, const DirectoryOps& ops) {
-  auto entries = list_steps(retention.directory);
-  if (!entries) return std::unexpected(entries.error());
-  std::erase_if(*entries, [](const StepEntry& entry) { return entry.commits.empty(); });
-  // Without `keep` only what this save replaced goes: with thousands of steps, reading the manifest of each
-  // would make every save slower than the one before.
-  if (!retention.keep)
-    std::erase_if(*entries, [&](const StepEntry& entry) { return entry.step != retention.step; });
+CollectionResult remove_superseded(const Retention& retention, std::vector<StepEntry> entries,
+                                   const Continuation& known, RetentionMemory& memory,
+                                   const DirectoryOps& ops) {
+  std::erase_if(entries, [](const StepEntry& entry) { return entry.commits.empty(); });
   GarbageCollector collector(retention.directory, retention.descriptor, ops, GarbageCollector::DryRun::no);
   std::vector<Error> problems;
   std::vector<Candidate> ours;
   std::vector<Commit> strangers;  // all that are not this run's to remove, once there are more than are kept
-  for (const Candidate& each : find_candidates(retention, *entries, problems)) {
+  for (const Candidate& each : find_candidates(retention, entries, problems)) {
     if (each.commit.number < retention.descriptor.first_commit || !known.knows(each.commit))
       strangers.push_back(each.commit);
     else

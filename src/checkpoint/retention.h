@@ -11,6 +11,7 @@
 #include "checkpoint/continuation.h"
 #include "checkpoint/directory_ops.h"
 #include "checkpoint/garbage_collector.h"
+#include "checkpoint/listing.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/store_descriptor.h"
 #include "trunkline/error.h"
@@ -51,8 +52,10 @@ struct RetentionMemory {
   KnownMetrics metrics = {};
 };
 
-// SaveTransaction::retain(), with the lock held, which `ops` check. `known`: the checkpoints that may go.
-Result<CollectionResult> remove_superseded(const Retention& retention, const Continuation& known,
-                                           RetentionMemory& memory, const DirectoryOps& ops);
+// SaveTransaction::retain(), with the lock held, which `ops` check. `entries`: the steps of the directory, or
+// only the one that was saved if no other may go. `known`: the checkpoints that may go.
+CollectionResult remove_superseded(const Retention& retention, std::vector<StepEntry> entries,
+                                   const Continuation& known, RetentionMemory& memory,
+                                   const DirectoryOps& ops);
 
 }  // namespace trunkline::checkpoint

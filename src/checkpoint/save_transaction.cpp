@@ -29,6 +29,13 @@ namespace {
 constexpr trace::Kind kCommit{"commit", trace::Category::checkpoint};
 constexpr trace::Kind kRetain{"retain", trace::Category::checkpoint};
 
+// The entry of one step; empty: it has no checkpoint.
+Result<std::vector<StepEntry>> list_step(const std::string& directory, std::uint64_t step) {
+  auto commits = commits_in(directory, step);
+  if (!commits) return std::unexpected(commits.error());
+  return std::vector<StepEntry>{{.step = step, .commits = *std::move(commits)}};
+}
+
 std::unexpected<Error> has_ended(std::string_view call, std::uint64_t step) {
   return invalid_argument(fmt::format(
       "{}: the save of step {} has ended, or belongs to the process that this one was forked from; begin "
@@ -206,7 +213,7 @@ Result<std::uint64_t> SaveTransaction::commit_as(Manifest manifest, std::optiona
     return invalid_argument(
         fmt::format("manifest: it is of step {}, and the save of {}", manifest.step, step_));
   if (auto same = check_places(); !same) return std::unexpected(same.error());
-  const auto entries = list_steps(state_->directory);
+  const auto entries = state_->list(*lock_);
   if (!entries) return std::unexpected(entries.error());
   // Above those of steps that somebody has moved out meanwhile, and may move back.
   const std::uint64_t first =
@@ -237,7 +244,7 @@ Result<std::uint64_t> SaveTransaction::commit_copy(const Manifest& original) {
     return invalid_argument(fmt::format("manifest: it has {} shards, and the save {}", original.shards.size(),
                                         placement_.shards.size()));
   }
-  const auto entries = list_steps(state_->directory);
+  const auto entries = state_->list(*lock_);
   if (!entries) return std::unexpected(entries.error());
   if (next_commit(state_->directory, *entries, original.commit) != original.commit) {
     return std::unexpected(Error{
@@ -273,13 +280,17 @@ Result<CollectionResult> SaveTransaction::retain(std::optional<std::uint64_t> ke
     return invalid_argument("retain: nothing was committed; commit the save first");
   if (auto same = check_places(); !same) return std::unexpected(same.error());
   const DirectoryOps ops = lock_->guarded(state_->ops).checked_by([this] { return check_places(); });
+  // Without `keep` only what this save replaced goes: with thousands of steps, reading the manifest of each
+  // would make every save slower than the one before.
+  auto entries = keep ? state_->list(*lock_) : list_step(state_->directory, step_);
+  if (!entries) return std::unexpected(entries.error());
   const Retention retention{.directory = state_->directory,
                             .descriptor = state_->descriptor,
                             .step = step_,
                             .commit = number_,
                             .keep = keep,
                             .also = also};
-  return remove_superseded(retention, state_->known, state_->retention, ops);
+  return remove_superseded(retention, *std::move(entries), state_->known, state_->retention, ops);
 }
 
 void SaveTransaction::release() {

@@ -125,7 +125,7 @@ Result<Store::EarlierSteps> Store::prepare_directory(std::uint64_t step,
   const auto before = read_store_descriptor(directory());
   if (!before) return std::unexpected(before.error());
   if (const std::optional<StoreDescriptor>& known = *before) lock.hold_volumes(*known);
-  auto earlier = settle_earlier_steps(step, ops);
+  auto earlier = settle_earlier_steps(step, lock, ops);
   if (!earlier) return earlier;
   if (auto own = check_not_a_link(directory(), step); !own) return std::unexpected(own.error());
   if (auto recorded = record_descriptor(*earlier, ops); !recorded) return std::unexpected(recorded.error());

@@ -154,7 +154,8 @@ class Store {
   // `ops` of these: the state's, which fail once the lock is not what others meet.
   Result<EarlierSteps> prepare_directory(std::uint64_t step, std::span<const std::uint64_t> shards,
                                          DirectoryLock& lock, const DirectoryOps& ops);
-  Result<EarlierSteps> settle_earlier_steps(std::uint64_t step, const DirectoryOps& ops);
+  Result<EarlierSteps> settle_earlier_steps(std::uint64_t step, const DirectoryLock& lock,
+                                            const DirectoryOps& ops);
   Status record_descriptor(const EarlierSteps& earlier, const DirectoryOps& ops);
 
   const Volumes volumes_;  // StoreOptions::volumes

@@ -240,12 +240,13 @@ Status Store::record_descriptor(const EarlierSteps& earlier, const DirectoryOps&
 
 // Whether a save of the step goes on from what is in the directory; if not, with StoreOptions::fresh, what is
 // in it goes aside. The lock is held.
-Result<Store::EarlierSteps> Store::settle_earlier_steps(std::uint64_t step, const DirectoryOps& ops) {
+Result<Store::EarlierSteps> Store::settle_earlier_steps(std::uint64_t step, const DirectoryLock& lock,
+                                                        const DirectoryOps& ops) {
   const auto recorded = read_store_descriptor(directory());
   if (!recorded) return std::unexpected(recorded.error());
   follow_own_descriptor(*recorded);
   const std::string id = id_of(*recorded);
-  const auto entries = list_steps(directory());
+  const auto entries = state_->list(lock);
   if (!entries) return std::unexpected(entries.error());
   const bool none_there =
       std::ranges::all_of(*entries, [](const StepEntry& entry) { return entry.commits.empty(); });

@@ -6,9 +6,12 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "checkpoint/continuation.h"
+#include "checkpoint/directory_lock.h"
 #include "checkpoint/directory_ops.h"
+#include "checkpoint/listing.h"
 #include "checkpoint/retention.h"
 #include "checkpoint/store_descriptor.h"
 #include "os/fork_takeover.h"
@@ -32,6 +35,15 @@ struct StoreState {
     return std::unique_lock(mutex);
   }
 
+  // The steps of the directory, for a save that has locked it. Each save lists several times, since what
+  // others do meanwhile must be noticed: without locks, or by hand, a step may come, go or be replaced at any
+  // time, and then a commit must still get a higher number, and retention must not remove what it does not
+  // know. So it is listed anew, but where the lock excludes others, folders that have not changed are not
+  // read.
+  Result<std::vector<StepEntry>> list(const DirectoryLock& lock) {
+    return lock.excludes_every_writer() ? list_steps(directory, listing) : list_steps(directory);
+  }
+
   const std::string directory;  // absolute
   const DirectoryOps ops;
 
@@ -39,6 +51,7 @@ struct StoreState {
   StoreDescriptor descriptor;
   Continuation known;  // its id is that of the descriptor when it was last looked at
   RetentionMemory retention;
+  ListingCache listing;
   std::optional<std::string> aside;       // where an earlier run went, until a save is committed
   const SaveTransaction* save = nullptr;  // that is under way, begun by this process
   os::ForkTakeover ownership;             // of the mutex and what it guards

@@ -204,6 +204,9 @@ def _remove(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
 def _remove_step(directory: str, step: int) -> list[int]:
     """Remove the checkpoint of a step; return those that are left."""
     if not is_dcp_directory(directory):
+        from trunkline.checkpoint.nodes.node_directory import check_not_of_node
+
+        check_not_of_node(directory, "remove a step from")
         store = CheckpointStore(directory, create=False)
         store.remove(step)
         return store.steps()

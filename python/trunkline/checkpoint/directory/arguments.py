@@ -1,17 +1,53 @@
-"""Arguments of Checkpointer: volumes, process_group and writers."""
+"""Arguments of Checkpointer."""
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, SupportsIndex
 
 from trunkline import _core
-from trunkline._arguments import items_argument, started_ranks
+from trunkline._arguments import (
+    bool_argument,
+    check_engine,
+    check_staging_bytes,
+    items_argument,
+    seconds_argument,
+    started_ranks,
+)
 from trunkline._paths import absolute_path
 from trunkline._torch_or_numpy import HAS_TORCH
+from trunkline.checkpoint.directory.retention import KeepBest, Rules
 from trunkline.checkpoint.ranks.group import GroupRanks, Ranks
 
 Writers = Literal["rank", "node"] | Sequence[int]
+
+
+class CheckedOptions(NamedTuple):
+    """Options that directories of all kinds have."""
+
+    rules: Rules
+    fresh: bool
+    timeout: float
+
+
+def checked_options(
+    keep: SupportsIndex | None,
+    keep_every: SupportsIndex | None,
+    keep_best: KeepBest | None,
+    fresh: bool,
+    timeout: float,
+    staging_bytes: "int | str | None",
+    engine: "_core.Engine | None",
+) -> CheckedOptions:
+    """Check them; raises TypeError or ValueError, which names the argument."""
+    rules = Rules.of(keep, keep_every, keep_best)
+    fresh = bool_argument(fresh, "fresh")
+    timeout = seconds_argument(timeout)
+    if timeout <= 0:
+        raise ValueError(f"timeout: must be more than 0 seconds, not {timeout!r}")
+    check_staging_bytes(staging_bytes)
+    check_engine(engine)
+    return CheckedOptions(rules, fresh, timeout)
 
 
 def names_of(volumes: "Sequence[str | os.PathLike[str]] | None") -> list[str] | None:

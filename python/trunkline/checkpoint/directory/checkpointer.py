@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 from trunkline._arguments import (
     bool_argument,
-    check_engine,
-    check_staging_bytes,
     seconds_argument,
     shown_step,
     step_argument,
@@ -29,10 +27,10 @@ from trunkline._tensor_io.memory import Device, device_argument
 from trunkline._trace import span
 from trunkline._warnings import caller, warn_without_failing
 from trunkline.checkpoint.directory.agreement import agree, open_store
-from trunkline.checkpoint.directory.arguments import Writers, names_of, ranks_of, writers_of
+from trunkline.checkpoint.directory.arguments import Writers, checked_options, names_of, ranks_of, writers_of
 from trunkline.checkpoint.directory.loading import Loading
 from trunkline.checkpoint.directory.part import Verify, Wanted
-from trunkline.checkpoint.directory.retention import KeepBest, Metrics, Rules, metrics_argument
+from trunkline.checkpoint.directory.retention import KeepBest, Metrics, metrics_argument
 from trunkline.checkpoint.directory.running_saves import await_saves_into
 from trunkline.checkpoint.directory.step_increment import IncrementRules
 from trunkline.checkpoint.directory.step_reader import StepReader
@@ -165,14 +163,10 @@ class Checkpointer:
         (RuntimeWarning) of a copy whose shards on volumes belong to another directory, of steps whose folders
         are not named like step-00000300, and of files that could not be cleaned up.
         """
-        rules = Rules.of(keep, keep_every, keep_best)
+        rules, fresh, timeout = checked_options(
+            keep, keep_every, keep_best, fresh, timeout, staging_bytes, engine
+        )
         increments = IncrementRules.of(incremental, full_every)
-        fresh = bool_argument(fresh, "fresh")
-        timeout = seconds_argument(timeout)
-        if timeout <= 0:
-            raise ValueError(f"timeout: must be more than 0 seconds, not {timeout!r}")
-        check_staging_bytes(staging_bytes)
-        check_engine(engine)
         self.directory = Path(path_name(directory, "directory"))
         self._engine = engine
         names = names_of(volumes)
@@ -348,13 +342,35 @@ class Checkpointer:
         checkpoint of that step because another process is saving. load(step) concerns this rank alone. Each
         rank reads by itself. Waits for running saves of this process into the directory.
         """
-        if verify not in (True, False, "first"):
-            raise ValueError(f'verify: must be True, False or "first", not {verify!r}')
-        target = device_argument(device)
         self._turn.check("load", self._absolute, during="save" if self._ranks.size == 1 else "")
         with span("checkpoint", "Checkpointer.load", self._absolute):
-            selection = None if keys is None else Selection(keys)
-            return self._load_step(step, into, Wanted(target, verify, selection))
+            try:
+                if verify not in (True, False, "first"):
+                    raise ValueError(f'verify: must be True, False or "first", not {verify!r}')
+                selection = None if keys is None else Selection(keys)
+                wanted = Wanted(device_argument(device), verify, selection)
+            except Exception as error:
+                self._fail_together(self._load_call(step), error)
+                raise
+            return self._load_step(step, into, wanted)
+
+    def _load_call(self, step: SupportsIndex | None) -> str:
+        """Return what the first exchange of a load() is called."""
+        return "load()"
+
+    def _fail_together(self, call: str, error: BaseException) -> None:
+        """Let the other ranks, which wait for this one in a collective call, learn of its error."""
+        if self._ranks.size == 1:
+            return
+        with self._turn.lock:
+            self._turn.begin(call)
+            try:
+                exchange = self._ranks.exchange(call, self._context.collectives())
+                if exchange is not None:
+                    exchange.__enter__()
+                    give_up(exchange, error)
+            finally:
+                self._turn.end()
 
     def _load_step(self, step: SupportsIndex | None, into: Any, wanted: Wanted) -> Any:
         self._wait_for_saves()
@@ -580,6 +596,9 @@ class Checkpointer:
     def _make_job(
         self, step: int, state: Any, metrics: dict[str, float], stage_all: bool, exchange: Exchange | None
     ) -> StepSave:
+        from trunkline.checkpoint.nodes.node_directory import check_not_of_node
+
+        check_not_of_node(self._absolute, "save into")
         return StepSave(step, state, metrics, self._context, stage_all, exchange)
 
     def _wait_for_last(self, step: int) -> None:

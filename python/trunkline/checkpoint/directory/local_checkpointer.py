@@ -5,25 +5,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, SupportsIndex, cast
 
-from trunkline._arguments import (
-    bool_argument,
-    check_engine,
-    check_staging_bytes,
-    seconds_argument,
-    step_argument,
-)
+from trunkline._arguments import bool_argument, step_argument
 from trunkline._core import Engine
 from trunkline._errors import Corrupt, Error, Unsupported
+from trunkline._formats.checkpoint_names import step_name
 from trunkline._formats.tensor_reader import TensorReader
 from trunkline._paths import absolute_path, path_name
 from trunkline._tensor_io.memory import Device
 from trunkline._warnings import caller, warn_without_failing
-from trunkline.checkpoint.directory.arguments import names_of, ranks_of
+from trunkline.checkpoint.directory.arguments import checked_options, names_of, ranks_of
 from trunkline.checkpoint.directory.checkpointer import Checkpointer, register
 from trunkline.checkpoint.directory.local_load import LocalLoading
 from trunkline.checkpoint.directory.local_save import LocalContext, LocalSave
 from trunkline.checkpoint.directory.part import Wanted
-from trunkline.checkpoint.directory.retention import Rules
 from trunkline.checkpoint.directory.step_save import StepSave
 from trunkline.checkpoint.directory.turn import Turn
 from trunkline.checkpoint.nodes.detection import Nodes, SharedDirectory, find_nodes
@@ -67,13 +61,7 @@ class LocalCheckpointer(Checkpointer):
             if value != _UNSUPPORTED[name]:
                 raise ValueError(f"{name}: is not supported with local=True")
         assert bool_argument(local, "local")
-        rules = Rules.of(keep, keep_every, None)
-        fresh = bool_argument(fresh, "fresh")
-        timeout = seconds_argument(timeout)
-        if timeout <= 0:
-            raise ValueError(f"timeout: must be more than 0 seconds, not {timeout!r}")
-        check_staging_bytes(staging_bytes)
-        check_engine(engine)
+        rules, fresh, timeout = checked_options(keep, keep_every, None, fresh, timeout, staging_bytes, engine)
         self.directory = Path(path_name(directory, "directory"))
         self._engine = engine
         names = names_of(volumes)
@@ -103,6 +91,12 @@ class LocalCheckpointer(Checkpointer):
         )
         self._context.rebase(self._ranks.collectives())
         self._local = LocalLoading(self._context, self._process_group)
+        for number, error in sorted({} if node is None else node.damaged.items()):
+            warn_without_failing(
+                f"{error}. The other steps of this node can be loaded. If it cannot be restored, remove "
+                f"{self._absolute}/saves/{step_name(number)}",
+                caller(),
+            )
 
     def _open_node(
         self, volumes: list[str] | None, options: dict[str, Any]
@@ -178,6 +172,8 @@ class LocalCheckpointer(Checkpointer):
         node = self._context.node
         if node is None:
             return
+        if chosen is None and node.damaged:
+            raise next(iter(node.damaged.values()))
         for entry in node.inventory().prepared:
             if entry.base is None and chosen in (None, entry.step):
                 found = node.store.verify(entry.number, engine=self._engine)["mismatches"]
@@ -210,6 +206,9 @@ class LocalCheckpointer(Checkpointer):
 
     def _unsupported(self, call: str) -> Error:
         return Unsupported(None, f"{call} is not supported with local=True", self._absolute)
+
+    def _load_call(self, step: SupportsIndex | None) -> str:
+        return f"load({'' if step is None else step})"
 
     def _load_step(self, step: SupportsIndex | None, into: Any, wanted: Wanted) -> Any:
         self._wait_for_saves()

@@ -123,13 +123,18 @@ class LocalLoading:
     ) -> tuple[int, Any]:
         context = self._context
         plans: list[LoadPlan] = []  # on rank 0
-        found = combine(
-            exchange,
-            "entries",
-            self._entries(lock=True),
-            lambda offered: self._plan(offered, step, plans),
-            _BUT,
-        )
+        try:
+            found = combine(
+                exchange,
+                "entries",
+                self._entries(lock=True),
+                lambda offered: self._plan(offered, step, plans),
+                _BUT,
+            )
+        except BaseException:
+            if context.node is not None:
+                context.node.unlock_again()
+            raise
         what = f"loading from {context.directory}"
         if "problem" in found:
             raise refusal(context, found["problem"], what)

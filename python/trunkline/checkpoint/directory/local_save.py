@@ -101,8 +101,14 @@ class LocalSave(StepSave):
         exchange, context = self._exchange, self._context
         if exchange is not None:
             exchange.meet() if exchange.rank == 0 else join(exchange)
-        offered = self._offer()
-        self._placement = combine(exchange, "entries", offered, self._plan)
+        try:
+            offered = self._offer()
+            self._placement = combine(exchange, "entries", offered, self._plan)
+        except BaseException:
+            if context.node is not None:
+                context.must_read = True
+                context.node.unlock_again()
+            raise
         if context.ranks.rank > 0:
             self._compare(context.ranks.rank)
         if "problem" in self._placement:

@@ -22,7 +22,7 @@ from typing import Any
 from weakref import WeakSet
 
 from trunkline._core import CheckpointStore, crc32c
-from trunkline._errors import Corrupt, Error, Format, exception_of, system_error
+from trunkline._errors import Corrupt, Error, Format, Unsupported, exception_of, system_error
 from trunkline._formats.checkpoint_names import DESCRIPTOR, step_of
 from trunkline._replacing import replacing
 from trunkline.checkpoint.nodes.agreement import Entry, Inventory
@@ -40,9 +40,23 @@ _users: "dict[tuple[int, int], WeakSet[NodeDirectory]]" = {}
 # Descriptors that hold locks (fcntl F_OFD_SETLK), by device and inode of the file. They are closed when the
 # process ends, and in a child when it is forked, so that it does not hold the lock of its parent.
 _locks: dict[tuple[int, int], int] = {}
+_locked: set[int] = set()  # those of the descriptors that hold it now
 _WHOLE_FILE = struct.pack("@hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+_NOTHING = struct.pack("@hhqqi0q", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
 # Of filesystems without locks: users must make sure that one job at a time uses the directory.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+def check_not_of_node(directory: str, doing: str) -> None:
+    """Raise Unsupported if a directory of checkpoints holds the shares of a node. doing: "save into"."""
+    node, name = os.path.split(os.path.abspath(directory))  # noqa: PTH100
+    if name == _SAVES and os.path.exists(f"{node}/{RECORD}"):  # noqa: PTH110
+        raise Unsupported(
+            None,
+            f"cannot {doing} {directory}: it holds the shares of a node, which only a Checkpointer with "
+            f"local=True may change; use Checkpointer({node!r}, local=True)",
+            directory,
+        )
 
 
 class NodeDirectory:
@@ -54,11 +68,15 @@ class NodeDirectory:
         self.store = CheckpointStore(f"{directory}/{_SAVES}", volumes=volumes)
         self.id = ""  # until it has one
         self.is_used = False  # by a save or load of this process
+        self._new_lock: int | None = None  # the descriptor, if the last lock() has locked it
         self.is_replaced = False  # another object of this process has gone on in the directory
         self._others: WeakSet[NodeDirectory] = WeakSet()  # of this process, which have used the directory
         self._continuations: dict[str, Entry] = {}
         self._committed: set[str] = set()
         self._saves: dict[str, Entry] = {}
+        self.damaged: dict[
+            int, Corrupt
+        ] = {}  # shares that cannot be read, by number, and that are not needed
         self.read()
 
     def read(self) -> None:
@@ -70,17 +88,39 @@ class NodeDirectory:
             own_id, committed = str(record["id"]), set(map(str, record["committed"]))
             continuations = {each.id: each for each in map(entry_of, record["continuations"])}
         self.id, self._continuations, self._committed = own_id, continuations, committed
-        self._saves = {}
+        self._saves, self.damaged = {}, {}
         for number in self.store.steps():
             try:
                 share = share_of(self.store, number)
             except FileNotFoundError:  # the process that has locked the directory has removed it meanwhile
+                continue
+            except Corrupt as error:
+                self.damaged[number] = error
                 continue
             with _wrong_values_named(f"step {number} of {self.store.directory}"):
                 entry = entry_of(share["entry"])
             if entry.number != number:
                 raise Format(None, f"{self.store.directory}: step {number} has the entry {entry.number}")
             self._saves[entry.id] = entry
+        self._check_damaged()
+
+    def _check_damaged(self) -> None:
+        """Raise the error of a damaged share, unless an entry that counts has come after it.
+
+        An entry has a higher number than all that its nodes had seen, and supersedes them. So what is damaged
+        and older than one that this node has committed cannot be the latest, whatever it says, and the run
+        that has gone on has it in its history.
+        """
+        entries = {**self._saves, **self._continuations}
+        last = max((entries[name].number for name in self._committed & entries.keys()), default=0)
+        for number, error in sorted(self.damaged.items()):
+            if number > last:
+                raise Corrupt(
+                    None,
+                    f"{error}. It may be the latest checkpoint of this node, so nothing else is used in its "
+                    f"place: restore that file, or move {self.directory} away; the node then is a new one",
+                    error.filename,
+                )
 
     def _check_new(self) -> None:
         """Raise an error if a directory without a record is not a new one."""
@@ -115,6 +155,7 @@ class NodeDirectory:
         Raises Error with EBUSY if another process has locked it, or another object of this process uses
         it, or has gone on there: to_load continues from that.
         """
+        self._new_lock = None
         if self.is_replaced and not to_load:
             raise Error(
                 errno.EBUSY,
@@ -131,6 +172,9 @@ class NodeDirectory:
         self._check_unused(descriptor)
         try:
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _WHOLE_FILE)
+            if descriptor not in _locked:
+                _locked.add(descriptor)
+                self._new_lock = descriptor
         except OSError as error:
             if error.errno in _NO_LOCKS:
                 return
@@ -142,6 +186,18 @@ class NodeDirectory:
                 "first",
                 self.directory,
             ) from None
+
+    def unlock_again(self) -> None:
+        """Undo what the last lock() has done, if nothing was written since but the id.
+
+        Otherwise two jobs that begin at once, and have locked one node each, would both be refused until one
+        of them ends. The lock stays if this process had it before.
+        """
+        descriptor, self._new_lock = self._new_lock, None
+        if descriptor is not None and descriptor in _locked:
+            _locked.discard(descriptor)
+            with suppress(OSError):
+                fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _NOTHING)
 
     def _check_unused(self, descriptor: int) -> None:
         """Raise Error with EBUSY while another object of this process saves or loads."""
@@ -243,6 +299,7 @@ def _release_locks_of_parent() -> None:
         with suppress(OSError):
             os.close(descriptor)
     _locks.clear()
+    _locked.clear()
     _users.clear()
 
 

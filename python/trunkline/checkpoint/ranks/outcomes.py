@@ -127,7 +127,8 @@ def combine(
 def _failed_elsewhere(outcome: dict[str, Any], but: str = _NOT_SAVED) -> Error:
     rank, why = outcome["rank"], outcome["error"]
     named = why if why.startswith((f"rank {rank} ", f"rank {rank}: ")) else f"rank {rank}: {why}"
-    error = rank_error(rank, f"{but}: {named}")
+    # A rank that passes on the error of another has put `but` before it.
+    error = rank_error(rank, why if why.startswith(f"{but}: ") else f"{but}: {named}")
     if outcome["earlier"]:
         mark_earlier(error)
     error.is_cancellation = outcome["cancelled"]

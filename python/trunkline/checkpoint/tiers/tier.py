@@ -7,6 +7,7 @@ from typing import Any, SupportsIndex
 from trunkline._arguments import count_argument, items_argument, keep_argument
 from trunkline._core import parse_size
 from trunkline._paths import absolute_path
+from trunkline.checkpoint.tiers.hung import read_beside
 
 
 class Tier:
@@ -58,7 +59,9 @@ def tiers_argument(value: Any, directory: str) -> list[Tier]:
     for each in tiers:
         if not isinstance(each, Tier):
             raise TypeError(f"tiers: must hold only trunkline.Tier, not {type(each).__name__}")
-    _check_distinct([directory, *(each.directory for each in tiers)])
+    if tiers:
+        directories = [directory, *(each.directory for each in tiers)]
+        read_beside(lambda: _check_distinct(directories), lambda: f"one of the tiers {directories[1:]}")
     return tiers
 
 

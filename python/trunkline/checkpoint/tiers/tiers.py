@@ -4,7 +4,8 @@ import _thread
 import errno
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from trunkline import _exit_hook
 from trunkline._core import CheckpointStore, Engine
@@ -13,6 +14,7 @@ from trunkline._logging import Log
 from trunkline._waits import Wait
 from trunkline.checkpoint.lock_wait import retry_while_locked
 from trunkline.checkpoint.tiers.drain import Drain, DrainStatus
+from trunkline.checkpoint.tiers.hung import read_beside
 from trunkline.checkpoint.tiers.listing import committed_in, last_number_in
 from trunkline.checkpoint.tiers.origin import (
     NAME,
@@ -27,6 +29,9 @@ from trunkline.checkpoint.tiers.plan import Commit, newest_of, source_of
 from trunkline.checkpoint.tiers.tier import Tier
 
 _log = Log("checkpoint")
+
+_Result = TypeVar("_Result")
+_Position = tuple[str, int | None, list[tuple[int, int, bytes]]]
 
 _MAX_NAMED = 6  # steps in an error
 _POLL_SECONDS = 0.1
@@ -81,9 +86,10 @@ class Tiers:
                 check_run=lambda place=place: self._check_run(place),  # type: ignore[misc]
                 before_commit=lambda place=place: self._take(place),  # type: ignore[misc]
             )
+        self._reading = ""  # what is being read, for a message if that hangs
         self._is_prepared = False
         self._is_recorded = False  # by this process
-        self._positions: list[tuple[_Place, str, tuple[str, int | None, list[tuple[int, int, bytes]]]]] = []
+        self._positions: list[tuple[_Place, str, _Position]] = []
         self._recording = _thread.allocate_lock()  # taken by the threads that save and copy alone
         self.first_number = 1  # of commits: above those of all tiers
 
@@ -97,11 +103,25 @@ class Tiers:
 
     # What is where.
 
+    def _beside(self, read: Callable[[], _Result]) -> _Result:
+        """Return what read() returns, which only reads. Ctrl-C ends the wait for a tier that hangs."""
+        return read_beside(read, lambda: self._reading) if self._places else read()
+
+    def _each_place(self) -> Iterator[_Place]:
+        """Yield the tiers, noting which one is being read."""
+        for place in self._places:
+            self._reading = f"the tier {place.directory}"
+            yield place
+
     def sources(self) -> list[list[Commit]]:
         """Return what is committed in the directory, and in each tier whose copies are this run's."""
+        return self._beside(self._list_sources)
+
+    def _list_sources(self) -> list[list[Commit]]:
+        self._reading = self._store.directory
         local = committed_in(self._store.directory)
         found = [local]
-        for place in self._places:
+        for place in self._each_place():
             is_visible = not local or self._has_steps_of_this_run(place)
             found.append(committed_in(place.directory) if is_visible else [])
         return found
@@ -135,10 +155,13 @@ class Tiers:
 
         Raises FileExistsError if a tier holds steps of another run.
         """
-        self._positions = []
-        for place, source in zip(self._places, self.sources()[1:], strict=True):
+        self._positions = self._beside(self._find_positions)
+
+    def _find_positions(self) -> list[tuple[_Place, str, _Position]]:
+        positions = []
+        for place, source in zip(self._each_place(), self._list_sources()[1:], strict=True):
             if source:
-                self._positions.append((place, origin_of(place.directory), place.store.position()))
+                positions.append((place, origin_of(place.directory), place.store.position()))
                 self._warn_of_other_line(place, source)
                 continue
             steps = sorted(each.step for each in committed_in(place.directory))
@@ -146,6 +169,7 @@ class Tiers:
                 raise self._of_another_run(place, steps)
             if self._is_missing(place):
                 _log.warn("%s", self._missing(place))
+        return positions
 
     def _warn_of_other_line(self, place: _Place, source: Sequence[Commit]) -> None:
         """Warn where another run has gone on from the copies in a tier, and this one is further."""
@@ -179,10 +203,14 @@ class Tiers:
 
     def check_continues(self, step: int) -> None:
         """Raise FileExistsError if a tier holds steps of another run, or ones that `step` competes with."""
-        for place in self._places:
-            place.store.check_continues(step)
-            if not place.is_ours and not place.fresh:
-                self._check_run(place)
+
+        def check() -> None:
+            for place in self._each_place():
+                place.store.check_continues(step)
+                if not place.is_ours and not place.fresh:
+                    self._check_run(place)
+
+        self._beside(check)
 
     def before_save(self) -> None:
         """Set aside earlier runs with fresh=True; find out above which numbers commits have to be.
@@ -280,12 +308,13 @@ class Tiers:
             self.begin_load()
             for place, origin, position in self._positions:
                 if not place.fresh and not place.is_ours:
-                    self._check_run(place)
+                    self._reading = f"the tier {place.directory}"
+                    self._beside(lambda place=place: self._check_run(place))  # type: ignore[misc]
                     place.store.continue_from(position)
                     place.is_ours, place.origin = True, origin
-        for place in self._places:
+        for place in self._each_place():
             place.drain.raise_again()
-            if place.is_ours or not committed_in(place.directory):
+            if place.is_ours or not self._beside(lambda place=place: committed_in(place.directory)):  # type: ignore[misc]
                 place.drain.request()
 
     def wait_for_step(self, step: int) -> None:
