@@ -176,10 +176,3 @@ if [[ ${wanted[test]:-} ]] && stale nvidia; then
     -r requirements/nvidia.txt
   stamp_of nvidia >.venv/stamp-nvidia
 fi
-
-# For tests of trunkline.sglang, which are skipped without it.
-if [[ ${wanted[test]:-} ]] && ! .venv/bin/python scripts/sglang_environment.py --offline >/dev/null; then
-  echo "setup: installing SGLang into an environment of its own (1.5 GB)"
-  .venv/bin/python scripts/sglang_environment.py >/dev/null ||
-    echo "setup: SGLang could not be installed; the tests that need it are skipped" >&2
-fi
