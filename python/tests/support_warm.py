@@ -23,6 +23,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 from typing import IO, Any
@@ -86,6 +87,23 @@ def run(
     if check:
         done.check_returncode()
     return done
+
+
+def run_ranks(
+    arguments: Sequence[str | Path], *, size: int = 2, env: Mapping[str, str] | None = None, **options: Any
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run `python ARGUMENTS` on some ranks, whose environment says what torchrun's does of them."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environment = {**(os.environ if env is None else env), "MASTER_ADDR": "127.0.0.1"}
+    environment |= {"MASTER_PORT": str(port), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    environment |= {"NODE_RANK": "0", "GROUP_RANK": "0"}
+    with ThreadPoolExecutor(size) as pool:
+        ranks = [
+            pool.submit(run, arguments, env={**environment, "RANK": rank, "LOCAL_RANK": rank}, **options)
+            for rank in map(str, range(size))
+        ]
+    return [rank.result() for rank in ranks]
 
 
 def _server(modules: tuple[str, ...]) -> socket.socket:
