@@ -7,6 +7,7 @@ Tests that look at how much memory the machine has left run when all others have
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
@@ -18,18 +19,28 @@ ALONE = ("test_large.py",)
 # The files that take longest, the longest first.
 LONGEST = (
     "test_checkpointer_ranks.py",
+    "test_local_checkpoints.py",
     "test_transformers.py",
     "test_dcp_faults.py",
-    "test_crash_power.py",
     "test_lightning.py",
-    "test_checkpointer_model.py",
-    "test_crash_kill.py",
-    "test_crash_space.py",
+    "test_examples.py",
     "test_ranks.py",
+    "test_crash_power.py",
+    "test_types.py",
+    "test_workload_checkpoints.py",
+    "test_filesystems.py",
+    "test_crash_kill.py",
+    "test_checkpointer_model.py",
 )
-_GROUPS_OF_THE_OTHERS = (
-    10  # small enough that all processes end together, large enough to import torch rarely
+# Of the other files: small enough that all processes end together, large enough to import torch rarely, and
+# those that import transformers, which takes longer, by themselves.
+_IMPORTS_TRANSFORMERS = re.compile(
+    r"^(from|import) (transformers|support_models|test_streaming|test_routed_experts)\b"
+    r"|importorskip\(\"(transformers|peft|trl)",
+    re.MULTILINE,
 )
+_GROUPS_WITH_TRANSFORMERS = 4
+_GROUPS_OF_THE_OTHERS = 9
 _SLOWEST = 10  # tests that are named at the end
 
 
@@ -38,10 +49,17 @@ def groups_of(files: Sequence[Path]) -> list[list[Path]]:
     longest = [[file] for name in LONGEST for file in files if file.name == name]
     others = [file for file in files if file.name not in (*LONGEST, *ALONE)]
     others.sort(key=lambda file: (-file.stat().st_size, file.name))
+    with_transformers = [file for file in others if _IMPORTS_TRANSFORMERS.search(file.read_text("utf-8"))]
+    others = [file for file in others if file not in with_transformers]
     return [
         *longest,
-        *(group for n in range(_GROUPS_OF_THE_OTHERS) if (group := others[n::_GROUPS_OF_THE_OTHERS])),
+        *_divided(with_transformers, _GROUPS_WITH_TRANSFORMERS),
+        *_divided(others, _GROUPS_OF_THE_OTHERS),
     ]
+
+
+def _divided(files: Sequence[Path], groups: int) -> list[list[Path]]:
+    return [list(group) for n in range(groups) if (group := files[n::groups])]
 
 
 def run(pytest: Sequence[str | Path], files: Sequence[Path], junit: Path) -> int:

@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import random
+import re
 import signal
 import struct
 import subprocess
@@ -31,9 +32,11 @@ sys.path.insert(0, str(Path(__file__).parent))  # modules that tests share, also
 # cost of computing alone, all the more beside the tests of another process.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+_IMPORTS_TORCH = re.compile(r"^\s*(import|from) (.*, )?torch\b", re.MULTILINE)
+
 BACKENDS = ["io_uring", "libaio", "threads", "memory"]
 
-# Runs a script in a fresh interpreter, with arguments; returns what it printed. It must exit with 0.
+# Runs a script in a process of its own, with arguments; returns what it printed. It must exit with 0.
 RunScript = Callable[..., str]
 
 
@@ -89,17 +92,25 @@ def engine(backend: str) -> Iterator[tl.Engine]:
 
 @pytest.fixture
 def run_script(tmp_path: Path) -> RunScript:
-    """Run Python code in a separate process, in a temporary directory."""
+    """Run Python code in a separate process, in a temporary directory.
 
-    def run(code: str, *arguments: str, expect: int = 0) -> str:
-        result = subprocess.run(
-            [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(code), *arguments],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+    If it imports torch, that is imported already; with `fresh` it begins as a new interpreter all the same.
+    """
+    import support_warm  # found only since the path is set above
+
+    def run(code: str, *arguments: str, expect: int = 0, fresh: bool = False) -> str:
+        command = ["-c", textwrap.dedent(code), *arguments]
+        if _IMPORTS_TORCH.search(code) and not fresh:
+            result = support_warm.run(command, cwd=tmp_path)
+        else:
+            result = subprocess.run(
+                [sys.executable, "-X", "faulthandler", *command],
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
         assert result.returncode == expect, f"exit {result.returncode}\n{result.stdout}\n{result.stderr}"
         assert result.stderr == "" or expect != 0, result.stderr
         return result.stdout

@@ -2,13 +2,13 @@
 
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+import support_warm
 
 NOBODY = 65534
 
@@ -56,13 +56,8 @@ def run_as(
     `os`, `sys`, `torch` and `tl` are imported.
     """
     identity = [str(user), ",".join(map(str, groups)), str(umask)]
-    result = subprocess.run(
-        [sys.executable, "-c", _DROP_PRIVILEGES + textwrap.dedent(code), *identity, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    program = _DROP_PRIVILEGES + textwrap.dedent(code)
+    result = support_warm.run(["-c", program, *identity, *arguments], modules=support_warm.TORCH_DCP)
     assert result.returncode == 0, f"exit {result.returncode}\n{result.stdout}\n{result.stderr}"
     return result.stdout
 

@@ -12,6 +12,7 @@ import numpy
 import pytest
 import safetensors
 import safetensors.torch
+import support_warm
 import torch
 from conftest import RunScript
 
@@ -22,8 +23,7 @@ from trunkline._checkpoint_tools.difference import compare
 
 def run(*arguments: "str | Path", expect: int = 0) -> subprocess.CompletedProcess[str]:
     """Run `trunkline checkpoint`; its exit status must be `expect`."""
-    command = [sys.executable, "-m", "trunkline", "checkpoint", *map(str, arguments)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    result = support_warm.run(["-m", "trunkline", "checkpoint", *arguments])
     assert result.returncode == expect, result.stdout + result.stderr
     return result
 

@@ -1,10 +1,10 @@
 """Signal handlers that save, load and wait in the midst of the main thread's saves: none of them hangs."""
 
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+
+import support_warm
 
 import trunkline as tl
 
@@ -197,14 +197,7 @@ print(counts["done"], counts["rejected"])
 def test_handlers_at_any_moment(tmp_path: Path) -> None:
     """With a stack of every thread where it hangs."""
     code = "import faulthandler\nfaulthandler.dump_traceback_later(100, exit=True)\n" + PRELUDE + HAMMER
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = support_warm.run(["-c", textwrap.dedent(code)], cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
 
@@ -230,13 +223,6 @@ def test_sigterm_during_the_exit_does_not_hang(tmp_path: Path) -> None:
         threading.Thread(target=terminate, daemon=True).start()
         """
     )
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", code],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = support_warm.run(["-c", code], cwd=tmp_path, timeout=100)
     assert done.returncode == 0, done.stderr
     assert tl.Checkpointer(tmp_path / "steps", process_group=False).steps() == [1, 7]

@@ -3,14 +3,13 @@
 import itertools
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 import safetensors.torch
+import support_warm
 import torch
 import torch.distributed.checkpoint as dcp
 from support_dcp import assert_same, nested, numbers, save, shards
@@ -26,8 +25,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 def export(*arguments: "str | Path", expect: int = 0) -> dict[str, Any]:
     """Run `trunkline checkpoint export`; return its document."""
-    command = [sys.executable, "-m", "trunkline", "checkpoint", "export", *map(str, arguments), "--json"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    command = ["-m", "trunkline", "checkpoint", "export", *arguments, "--json"]
+    result = support_warm.run(command, modules=support_warm.TORCH_DCP)
     assert result.returncode == expect, result.stdout + result.stderr
     parsed: dict[str, Any] = json.loads(result.stdout)
     return parsed

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import support_warm
 import torch
 
 import trunkline as tl
@@ -207,9 +208,7 @@ def test_a_write_that_cannot_be_completed_is_an_error_of_wait(tmp_path: Path) ->
         "except OSError as error:\n"
         "    print(type(error).__name__, error.filename, open('small', 'rb').read() == bytes([1]) * 5000)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    done = support_warm.run(["-c", code], cwd=tmp_path, check=True)
     assert done.stdout.split() == ["Error", "large", "True"]
 
 
@@ -419,7 +418,7 @@ def test_without_deepspeed_or_its_builders(tmp_path: Path) -> None:
         "import sys\nsys.modules['deepspeed'] = None\nimport trunkline.deepspeed as ours\n"
         "try:\n    ours.install()\nexcept Exception as error:\n    print(type(error).__name__, error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = support_warm.run(["-c", code], check=True)
     assert done.stdout.startswith("Unsupported install: cannot import deepspeed")
     code = (
         "import deepspeed.ops.op_builder as b\ndel b.AsyncIOBuilder\nimport trunkline.deepspeed as ours\n"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import support_warm
 
 pytest.importorskip("torch")
 
@@ -23,14 +22,8 @@ def run(example: str, directory: Path, steps: int) -> tuple[dict[int, str], str]
     if example in ("image", "webdataset"):
         pytest.importorskip("PIL")
     program = EXAMPLES / f"{example}_training.py"
-    done = subprocess.run(
-        [sys.executable, str(program), "--directory", str(directory), "--steps", str(steps)],
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT,
-        timeout=120,
-        check=False,
-    )
+    command = [program, "--directory", directory, "--steps", str(steps)]
+    done = support_warm.run(command, env=ENVIRONMENT)
     assert done.returncode == 0, done.stdout + done.stderr
     return {int(m["step"]): m["loss"] for m in LOSS.finditer(done.stdout)}, done.stdout
 

@@ -3,13 +3,12 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
 import pytest
+import support_warm
 import torch
 from support_models import make_folder, make_hub_model, prompt, stock, transformers
 
@@ -137,23 +136,10 @@ def test_files_that_streaming_does_not_need_may_be_missing(cache: Path) -> None:
 
 def test_the_environment_of_a_process_chooses_the_cache(cache: Path, tmp_path: Path) -> None:
     """Of HF_HOME and HF_HUB_CACHE; on the command line too."""
-    plan = [
-        sys.executable,
-        "-m",
-        "trunkline",
-        "plan",
-        NAME,
-        "--bandwidth",
-        "1GB",
-        "--flops",
-        "1e12",
-        "--json",
-    ]
+    plan = ["-m", "trunkline", "plan", NAME, "--bandwidth", "1GB", "--flops", "1e12", "--json"]
     for variables in ({"HF_HOME": str(cache.parent)}, {"HF_HUB_CACHE": str(cache)}):
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-        done = subprocess.run(
-            plan, env={**environment, **variables}, capture_output=True, text=True, check=False
-        )
+        done = support_warm.run(plan, env={**environment, **variables})
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["model"] == "LlamaForCausalLM (tiny-llama)"
 

@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 import textwrap
 import warnings
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import support_warm
 import torch
 from support_program import PROGRAM
 
@@ -372,13 +372,11 @@ def test_the_command_line_shows_what_was_written(directory: Path, tmp_path: Path
         save(checkpoints, step, lora_state(step))
 
     def run(*arguments: "str | Path") -> Any:
-        program = [sys.executable, "-m", "trunkline"] if arguments[0] == "diff" else [str(PROGRAM)]
-        done = subprocess.run(
-            [*program, "checkpoint", *map(str, arguments), "--json"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = ["checkpoint", *map(str, arguments), "--json"]
+        if arguments[0] == "diff":
+            done = support_warm.run(["-m", "trunkline", *command])
+        else:
+            done = subprocess.run([PROGRAM, *command], capture_output=True, text=True, check=False)
         assert done.returncode in (0, 1), done.stderr
         return json.loads(done.stdout)
 
@@ -393,8 +391,8 @@ def test_the_command_line_shows_what_was_written(directory: Path, tmp_path: Path
     difference = run("diff", directory / "step-00000000", directory / "step-00000001")
     assert {each["name"].split(".")[0] for each in difference["tensors"]} == {"lora", "adam"}
     target = tmp_path / "exported.safetensors"
-    command = [sys.executable, "-m", "trunkline", "checkpoint", "export", directory, target, "--key", "base"]
-    subprocess.run(command, check=True)
+    command = ["-m", "trunkline", "checkpoint", "export", directory, target, "--key", "base"]
+    support_warm.run(command, check=True)
     assert same(dict(sorted(tl.load(target).items())), dict(sorted(lora_state()["base"].items())))
 
 
@@ -425,13 +423,8 @@ def test_two_processes_take_turns(directory: Path) -> None:
     """
     shares = []
     for step in range(3):
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(code), str(directory), str(step)],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=Path(__file__).parent,
-        )
+        command = ["-c", textwrap.dedent(code), directory, str(step)]
+        done = support_warm.run(command, check=True, cwd=Path(__file__).parent)
         shares.append(float(done.stdout))
     assert shares[0] == 1.0
     assert all(share < 0.1 for share in shares[1:])

@@ -6,7 +6,6 @@ import errno
 import importlib
 import inspect
 import os
-import subprocess
 import sys
 import threading
 import types
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import support_warm
 
 import trunkline as tl
 from trunkline._tensor_io.flag import Flag
@@ -621,6 +621,15 @@ def test_loggers_upload_every_checkpoint(tmp_path: Path) -> None:
     assert uploads.uploaded == [("step=3.ckpt", 3), ("step=6.ckpt", 6)]
 
 
+LIGHTNING = ("torch", "lightning", "lightning.pytorch.demos.boring_classes")
+
+
+def run_ranks(script: Path, directory: Path) -> None:
+    """Run it on two ranks, which find in their environment that they are started already."""
+    for rank in support_warm.run_ranks([script, directory], modules=LIGHTNING):
+        assert rank.returncode == 0, rank.stderr
+
+
 RANKS_LEAVE = """
 import os, sys, threading
 from pathlib import Path
@@ -681,10 +690,7 @@ Path(sys.argv[1], f"whole-{rank}").touch()
 def test_all_ranks_find_what_the_first_one_saves(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(RANKS_LEAVE)
-    done = subprocess.run(
-        [sys.executable, script, tmp_path], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    run_ranks(script, tmp_path)
     assert {path.name for path in tmp_path.glob("whole-*")} == {"whole-0", "whole-1"}
 
 
@@ -747,10 +753,7 @@ Path(sys.argv[1], f"whole-{trainer.global_rank}").touch()
 def test_all_ranks_wait_for_what_the_first_one_saves(tmp_path: Path, code: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(code)
-    done = subprocess.run(
-        [sys.executable, script, tmp_path], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    run_ranks(script, tmp_path)
     assert {path.name for path in tmp_path.glob("whole-*")} == {"whole-0", "whole-1"}
 
 
@@ -794,9 +797,7 @@ for name, weight in model.state_dict().items():
 def test_ranks_hear_of_the_last_save_while_the_launcher_hands_the_weights_back(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(HANDS_BACK)
-    done = subprocess.run(
-        [sys.executable, script, tmp_path], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = support_warm.run([script, tmp_path], modules=LIGHTNING)
     assert done.returncode == 0, done.stderr
 
 

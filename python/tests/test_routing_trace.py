@@ -2,12 +2,11 @@
 
 import gc
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import support_warm
 import torch
 from support_experts import small_config
 from support_models import make_folder, save_model
@@ -110,11 +109,8 @@ def test_a_process_that_exits_leaves_a_whole_trace(tmp_path: Path) -> None:
         "os.wait()\n"
         "model(input_ids=torch.tensor([[1]]))\n"
     )
-    subprocess.run(
-        [sys.executable, "-c", script, str(folder), str(least(folder))],
-        check=True,
-        env={**os.environ, routing_trace.VARIABLE: str(tmp_path / "trace")},
-    )
+    environment = {**os.environ, routing_trace.VARIABLE: str(tmp_path / "trace")}
+    support_warm.run(["-c", script, folder, str(least(folder))], check=True, env=environment)
     assert [step.tokens for step in routing_trace.read(tmp_path / "trace").steps] == [3] * 4 + [1] * 4
 
 

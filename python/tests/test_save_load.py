@@ -3,7 +3,6 @@
 import os
 import pickle
 import subprocess
-import sys
 import textwrap
 import threading
 import zipfile
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import safetensors.torch
+import support_warm
 import torch
 
 import trunkline as tl
@@ -220,12 +220,7 @@ def test_all_errors_of_dropped_handles_surface_in_one(tmp_path: Path, count: int
 
 
 def run_script(script: str, directory: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), str(directory)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return support_warm.run(["-c", textwrap.dedent(script), directory])
 
 
 def test_what_is_being_saved_at_exit_is_saved(tmp_path: Path) -> None:

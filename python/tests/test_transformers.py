@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import support_warm
 
 import trunkline as tl
 from trunkline._tensor_io.flag import Flag
@@ -866,6 +867,8 @@ def test_the_mark_of_an_incomplete_stock_folder_stays(tmp_path: Path, jit: bool)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
 
 
+TRAINER = ("torch", "transformers.trainer", "accelerate")
+
 PREEMPT_ONE_RANK = """
 import os, sys
 import torch
@@ -902,17 +905,11 @@ def test_ranks_agree_on_the_step_of_a_preemption(tmp_path: Path, failing: str) -
     """SIGTERM may reach one rank only, or each at another step; and the save before may have failed."""
     script = tmp_path / "preempt.py"
     script.write_text(PREEMPT_ONE_RANK)
-    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     path = os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")))
-    done = subprocess.run(
-        [sys.executable, "-m", *launch, script, tmp_path / "run", failing],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path}
+    command = [script, tmp_path / "run", failing]
+    for rank in support_warm.run_ranks(command, modules=TRAINER, env=environment, timeout=240):
+        assert rank.returncode == 0, rank.stdout + rank.stderr
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoints"]
 
 
