@@ -85,7 +85,7 @@ def ctest(preset: str, build_only: bool) -> Outcome:
 
 
 def install_sglang() -> subprocess.Popen[bytes]:
-    """Begin to make the environment of the tests that need SGLang: minutes of downloads, while others build."""
+    """Begin to make the environment of the tests that need SGLang: minutes, while others build."""
     command = (ROOT / ".venv/bin/python", ROOT / "scripts/sglang_environment.py")
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 

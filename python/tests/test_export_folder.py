@@ -6,12 +6,11 @@ import fcntl
 import json
 import os
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import safetensors.torch
+import support_warm
 import torch
 
 import trunkline as tl
@@ -19,8 +18,7 @@ import trunkline as tl
 
 def run(*arguments: str | Path, expect: int = 0) -> str:
     """Run `trunkline checkpoint export`; what it prints."""
-    command = [sys.executable, "-m", "trunkline", "checkpoint", "export", *map(str, arguments)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    result = support_warm.run(["-m", "trunkline", "checkpoint", "export", *arguments])
     assert result.returncode == expect, result.stdout + result.stderr
     return result.stdout + result.stderr
 

@@ -2,11 +2,11 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import support_warm
 import torch
 from support_models import make_folder
 
@@ -41,8 +41,7 @@ H200_FLOPS = 400e12  # of bf16, about what matrices of this size reach
 
 def run(*arguments: str | Path, expect: int = 0) -> subprocess.CompletedProcess[str]:
     """Run the command; its exit status must be `expect`."""
-    command = [sys.executable, "-m", "trunkline", *map(str, arguments)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    result = support_warm.run(["-m", "trunkline", *arguments])
     assert result.returncode == expect, result.stderr
     return result
 
