@@ -293,6 +293,17 @@ def test_a_wrong_argument_of_load_on_one_rank_is_reported_by_all(tmp_path: Path,
         assert "rank 1" in failed[rank].message
 
 
+def test_a_wrong_argument_of_load_of_a_step_concerns_one_rank_alone(tmp_path: Path) -> None:
+    with RankProcesses(2) as ranks:
+        ranks.all("open", str(tmp_path / "run"))
+        ranks.all("save", 1, {"weight": torch.ones(1000)}, block=True)
+        ranks.tell(1, "load_with", step=1, device="cuda:99")
+        assert "device: cuda:99 is not available" in ranks.collect([1])[1].message
+        ranks.all("load_with")
+        ranks.all("save", 2, {"weight": torch.ones(1000)}, block=True)
+        ranks.finish()
+
+
 def test_the_error_of_one_rank_is_passed_on_once(tmp_path: Path) -> None:
     with RankProcesses(3) as ranks:
         open_all(ranks, directories(tmp_path, [0, 1, 0]))

@@ -350,13 +350,14 @@ class Checkpointer:
                 selection = None if keys is None else Selection(keys)
                 wanted = Wanted(device_argument(device), verify, selection)
             except Exception as error:
-                self._fail_together(self._load_call(step), error)
+                if call := self._load_call(step):
+                    self._fail_together(call, error)
                 raise
             return self._load_step(step, into, wanted)
 
-    def _load_call(self, step: SupportsIndex | None) -> str:
-        """Return what the first exchange of a load() is called."""
-        return "load()"
+    def _load_call(self, step: SupportsIndex | None) -> str | None:
+        """Return what the first exchange of a load() is called; None: it concerns this rank alone."""
+        return "load()" if step is None else None
 
     def _fail_together(self, call: str, error: BaseException) -> None:
         """Let the other ranks, which wait for this one in a collective call, learn of its error."""
