@@ -28,6 +28,8 @@ from trunkline._streaming import expert_use as use_file
 from trunkline._streaming import location
 from trunkline._streaming import manifest as pack_manifest
 from trunkline._streaming import routing_trace as traces
+from trunkline.checkpoint.nodes import record as node_records
+from trunkline.checkpoint.nodes.agreement import Entry
 from trunkline.checkpoint.state import restore as restoring
 from trunkline.checkpoint.state import tree
 from trunkline.data import _npy as npy_files
@@ -129,6 +131,23 @@ def expert_use(data: bytes) -> BaseException | None:
     except tl.Format as error:
         return error
     assert all(0 <= rate <= 1 for of_module in rates.values() for rate in of_module)
+    return None
+
+
+def node_record(data: bytes) -> BaseException | None:
+    """What is read is written as an equal record. What begins with the letter x gets a valid checksum."""
+    if data.startswith(b"x"):
+        try:
+            about = json.loads(data[1:])
+        except (ValueError, RecursionError):
+            return None
+        if isinstance(about, dict):
+            data = json.dumps({**about, "crc32c": f"{crc32c(json.dumps(about).encode()):08x}"}).encode()
+    try:
+        record = node_records.parse_record(data, "fuzz/trunkline-node.json")
+    except _REFUSED as error:
+        return error
+    assert node_records.parse_record(node_records.format_record(record), "written") == record
     return None
 
 
@@ -326,7 +345,7 @@ TARGETS: dict[str, Target] = {
     each.__name__: each
     for each in (
         *(pt_directory, pt_pickle, pt_archive, pack, pack_descriptor, pack_mark, safetensors_index, dcp),
-        *(skeleton, skeleton_into, npy, npz, workload_file, expert_use, routing_trace),
+        *(skeleton, skeleton_into, npy, npz, workload_file, expert_use, routing_trace, node_record),
     )
 }
 
@@ -407,6 +426,15 @@ def _use_seed() -> bytes:
     crc32c = tl._core.crc32c(json.dumps(modules).encode())
     document = {"format": "trunkline expert use", "version": 1, "modules": modules, "crc32c": crc32c}
     return json.dumps(document).encode()
+
+
+def _record_seeds() -> list[bytes]:
+    load = Entry("4" * 32, 3, "b2", (("b1", 1),), ("0123456789abcdef", "n2"), 70, base="5" * 32)
+    record = node_records.Record("0123456789abcdef", {load.id: load}, frozenset({"5" * 32}))
+    valid = node_records.format_record(record)
+    about = json.loads(valid)
+    del about["crc32c"]
+    return [valid, b"x" + json.dumps(about).encode()]
 
 
 def _trace_seeds() -> list[bytes]:
@@ -504,6 +532,8 @@ def seeds(name: str) -> list[bytes]:
         return [_use_seed()]
     if name == "routing_trace":
         return _trace_seeds()
+    if name == "node_record":
+        return _record_seeds()
     if name == "pack_descriptor":
         return [b'{"id":"0123456789abcdef","member":0,"members":2,"stripe_bytes":4096}']
     if name == "pack_mark":

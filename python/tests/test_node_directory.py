@@ -16,12 +16,12 @@ from trunkline.checkpoint.nodes.agreement import Entry, Inventory
 from trunkline.checkpoint.nodes.node_directory import (
     RECORD,
     NodeDirectory,
-    _checksum,
     inventory_in_json,
     inventory_of,
     share_of,
     state_of_share,
 )
+from trunkline.checkpoint.nodes.record import _checksum
 
 
 def entry(name: str, number: int, base: str | None = None) -> Entry:
@@ -127,7 +127,7 @@ def test_a_record_with_wrong_values_is_refused(tmp_path: Path, change: dict[str,
 
 def test_a_record_of_a_newer_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("trunkline.checkpoint.nodes.node_directory._VERSION", 2)
+        patch.setattr("trunkline.checkpoint.nodes.record._VERSION", 2)
         NodeDirectory(str(tmp_path)).make_id()
     with pytest.raises(tl.Format, match="version 2 is not supported"):
         NodeDirectory(str(tmp_path))

@@ -28,12 +28,11 @@ from trunkline.checkpoint.directory.retention import METRICS
 from trunkline.checkpoint.directory.shares import Piece
 from trunkline.checkpoint.nodes.agreement import Conflict, Diverged, Entry, Inventory
 from trunkline.checkpoint.nodes.node_directory import (
-    entry_of,
     inventory_in_json,
     inventory_of,
-    json_of,
     share_of,
 )
+from trunkline.checkpoint.nodes.record import entry_of, json_of
 from trunkline.checkpoint.nodes.run import (
     LoadPlan,
     Refused,

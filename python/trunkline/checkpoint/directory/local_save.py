@@ -23,12 +23,11 @@ from trunkline.checkpoint.nodes.agreement import Conflict, Diverged, Inventory
 from trunkline.checkpoint.nodes.detection import Nodes
 from trunkline.checkpoint.nodes.node_directory import (
     NodeDirectory,
-    entry_of,
     inventory_in_json,
     inventory_of,
-    json_of,
     state_of_share,
 )
+from trunkline.checkpoint.nodes.record import entry_of, json_of
 from trunkline.checkpoint.nodes.run import Refused, Run, after_failure, plan_save
 from trunkline.checkpoint.ranks.outcomes import combine, join
 from trunkline.checkpoint.state.difference import marks_of

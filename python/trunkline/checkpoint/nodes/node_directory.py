@@ -15,23 +15,29 @@ import json
 import os
 import secrets
 import struct
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
 
-from trunkline._core import CheckpointStore, crc32c
+from trunkline._core import CheckpointStore
 from trunkline._errors import Corrupt, Error, Format, Unsupported, exception_of, system_error
 from trunkline._formats.checkpoint_names import DESCRIPTOR, step_of
 from trunkline._replacing import replacing
 from trunkline.checkpoint.nodes.agreement import Entry, Inventory
+from trunkline.checkpoint.nodes.record import NAME as RECORD
+from trunkline.checkpoint.nodes.record import (
+    Record,
+    entry_of,
+    format_record,
+    json_of,
+    parse_record,
+    wrong_values_named,
+)
 
-RECORD = "trunkline-node.json"
 _LOCK = "trunkline-node.lock"
 _SAVES = "saves"
-_FORMAT = "trunkline node"
-_VERSION = 1
 _SHARE = "share of a node"  # the key of the state in `saves`, which no state of a user has at this place
 
 # Who in this process has used a directory, by device and inode of its lock file.
@@ -66,28 +72,27 @@ class NodeDirectory:
         """Open it, which creates nothing. Raises Error if it cannot be read, Corrupt if it is damaged."""
         self.directory = directory
         self.store = CheckpointStore(f"{directory}/{_SAVES}", volumes=volumes)
-        self.id = ""  # until it has one
+        self._record = Record()
         self.is_used = False  # by a save or load of this process
         self._new_lock: int | None = None  # the descriptor, if the last lock() has locked it
         self.is_replaced = False  # another object of this process has gone on in the directory
         self._others: WeakSet[NodeDirectory] = WeakSet()  # of this process, which have used the directory
-        self._continuations: dict[str, Entry] = {}
-        self._committed: set[str] = set()
         self._saves: dict[str, Entry] = {}
-        self.damaged: dict[
-            int, Corrupt
-        ] = {}  # shares that cannot be read, by number, and that are not needed
+        # Shares that cannot be read, by number, and that are not needed.
+        self.damaged: dict[int, Corrupt] = {}
         self.read()
+
+    @property
+    def id(self) -> str:
+        """What names the node; empty until it has an id."""
+        return self._record.id
 
     def read(self) -> None:
         """Read again what is on the disk."""
         record = _read_record(self.directory)
-        if not record["id"]:
+        if not record.id:
             self._check_new()
-        with _wrong_values_named(f"{self.directory}/{RECORD}"):
-            own_id, committed = str(record["id"]), set(map(str, record["committed"]))
-            continuations = {each.id: each for each in map(entry_of, record["continuations"])}
-        self.id, self._continuations, self._committed = own_id, continuations, committed
+        self._record = record
         self._saves, self.damaged = {}, {}
         for number in self.store.steps():
             try:
@@ -97,7 +102,7 @@ class NodeDirectory:
             except Corrupt as error:
                 self.damaged[number] = error
                 continue
-            with _wrong_values_named(f"step {number} of {self.store.directory}"):
+            with wrong_values_named(f"step {number} of {self.store.directory}"):
                 entry = entry_of(share["entry"])
             if entry.number != number:
                 raise Format(None, f"{self.store.directory}: step {number} has the entry {entry.number}")
@@ -111,8 +116,8 @@ class NodeDirectory:
         and older than one that this node has committed cannot be the latest, whatever it says, and the run
         that has gone on has it in its history.
         """
-        entries = {**self._saves, **self._continuations}
-        last = max((entries[name].number for name in self._committed & entries.keys()), default=0)
+        entries = {**self._saves, **self._record.continuations}
+        last = max((entries[name].number for name in self._record.committed & entries.keys()), default=0)
         for number, error in sorted(self.damaged.items()):
             if number > last:
                 raise Corrupt(
@@ -145,9 +150,9 @@ class NodeDirectory:
 
     def inventory(self) -> Inventory:
         """Return what this node has, for the agreement with others."""
-        entries = {**self._saves, **self._continuations}
+        entries = {**self._saves, **self._record.continuations}
         ordered = tuple(sorted(entries.values(), key=lambda each: (each.number, each.id)))
-        return Inventory(self.id, ordered, frozenset(self._committed & entries.keys()))
+        return Inventory(self.id, ordered, self._record.committed & entries.keys())
 
     def lock(self, *, to_load: bool = False) -> None:
         """Make the directory if it is not there, and lock it until this process ends.
@@ -221,7 +226,7 @@ class NodeDirectory:
     def make_id(self) -> None:
         """Give the node an id, durably, unless it has one."""
         if not self.id:
-            self._write(secrets.token_hex(8), self._continuations, self._committed)
+            self._write(replace(self._record, id=secrets.token_hex(8)))
 
     def add_save(self, entry: Entry) -> None:
         """Note that the share of a save is committed in `store`: it is prepared."""
@@ -229,11 +234,12 @@ class NodeDirectory:
 
     def add_continuation(self, entry: Entry) -> None:
         """Prepare a continuation, durably."""
-        self._write(self.id, {**self._continuations, entry.id: entry}, self._committed)
+        known = self._record.continuations
+        self._write(replace(self._record, continuations={**known, entry.id: entry}))
 
     def commit(self, name: str) -> None:
         """Mark an entry as committed, durably."""
-        self._write(self.id, self._continuations, self._committed | {name})
+        self._write(replace(self._record, committed=self._record.committed | {name}))
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove entries, durably: first those of saves, with their shares."""
@@ -242,29 +248,21 @@ class NodeDirectory:
             with suppress(FileNotFoundError):
                 self.store.remove(self._saves[name].number)
             del self._saves[name]
-        kept = {name: each for name, each in self._continuations.items() if name not in gone}
-        committed = self._committed - gone
-        if (kept, committed) != (self._continuations, self._committed):
-            self._write(self.id, kept, committed)
+        kept = {name: each for name, each in self._record.continuations.items() if name not in gone}
+        left = replace(self._record, continuations=kept, committed=self._record.committed - gone)
+        if left != self._record:
+            self._write(left)
 
-    def _write(self, own_id: str, continuations: dict[str, Entry], committed: set[str]) -> None:
+    def _write(self, record: Record) -> None:
         """Replace the record. What it said before is known until this has succeeded."""
-        about = {
-            "format": _FORMAT,
-            "version": _VERSION,
-            "id": own_id,
-            "continuations": [json_of(each) for each in continuations.values()],
-            "committed": sorted(committed),
-        }
-        text = json.dumps({**about, "crc32c": _checksum(about)}, indent=1) + "\n"
         try:
             with replacing(f"{self.directory}/{RECORD}") as file:
-                file.write(text.encode())
+                file.write(format_record(record))
         except OSError as error:
             if isinstance(error, Error):
                 raise
             raise system_error(error, f"write {self.directory}/{RECORD}", self.directory) from None
-        self.id, self._continuations, self._committed = own_id, continuations, committed
+        self._record = record
 
 
 def _make_durably(directory: str) -> None:
@@ -306,29 +304,6 @@ def _release_locks_of_parent() -> None:
 os.register_at_fork(after_in_child=_release_locks_of_parent)
 
 
-@contextmanager
-def _wrong_values_named(what: str) -> Iterator[None]:
-    """Raise Format for values that this version does not write."""
-    try:
-        yield
-    except (KeyError, TypeError, ValueError) as error:
-        raise Format(None, f"{what} is not as trunkline writes it: {error!r}", what) from None
-
-
-def json_of(entry: Entry) -> dict[str, Any]:
-    """Return an entry as it is stored and sent."""
-    return asdict(entry)
-
-
-def entry_of(about: Mapping[str, Any]) -> Entry:
-    """Return an entry that was stored or sent."""
-    values = dict(about)
-    values["history"] = tuple((str(branch), int(number)) for branch, number in values["history"])
-    values["nodes"] = tuple(map(str, values["nodes"]))
-    values["number"], values["step"] = int(values["number"]), int(values["step"])
-    return Entry(**values)
-
-
 def inventory_in_json(inventory: Inventory) -> dict[str, Any]:
     """Return an inventory as it is sent."""
     return {
@@ -360,34 +335,14 @@ def share_of(store: CheckpointStore, number: int) -> dict[str, Any]:
     return share
 
 
-def _checksum(about: Mapping[str, Any]) -> str:
-    return f"{crc32c(json.dumps(about).encode()):08x}"
-
-
-def _read_record(directory: str) -> dict[str, Any]:
+def _read_record(directory: str) -> Record:
     path = f"{directory}/{RECORD}"
     try:
         with open(path, "rb") as file:  # noqa: PTH123
-            text = file.read()
+            return parse_record(file.read(), path)
     except (FileNotFoundError, NotADirectoryError):
-        return {"id": "", "continuations": [], "committed": []}
+        return Record()
     except OSError as error:
+        if isinstance(error, Error):
+            raise
         raise system_error(error, f"read {path}", path) from None
-    try:
-        about = json.loads(text)
-        is_whole = isinstance(about, dict) and about.pop("crc32c", None) == _checksum(about)
-    except ValueError:
-        is_whole = False
-    if not is_whole:
-        raise Corrupt(
-            None,
-            f"{path} is damaged. It says which checkpoints this node has committed: restore it, or move "
-            f"{directory} away; the node then counts as a new one",
-            path,
-        )
-    if about.get("format") != _FORMAT or about.get("version") != _VERSION:
-        raise Format(
-            None, f"{path}: version {about.get('version')} is not supported; use a newer trunkline", path
-        )
-    record: dict[str, Any] = about
-    return record
