@@ -1,18 +1,18 @@
-"""Every Python block of the README and of docs/ runs unchanged, each in a separate interpreter."""
+"""Every Python block of the README and of docs/ runs unchanged, each in a separate process."""
 
 from __future__ import annotations
 
 import importlib.util
 import itertools
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import support_warm
 
 import trunkline as tl
 
+_STRICT = "import warnings; warnings.simplefilter('error', DeprecationWarning)\n"
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?P<target>[^)#:]+)(?:#[^)]*)?\)")
@@ -53,14 +53,7 @@ def run(place: str, code: str, folder: Path) -> None:
     for library in OPTIONAL:
         if re.search(rf"\b{library}\b", code) and importlib.util.find_spec(library) is None:
             pytest.skip(f"needs {library}")
-    done = subprocess.run(
-        [sys.executable, "-W", "error::DeprecationWarning", "-c", code],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = support_warm.run(["-c", _STRICT + code], cwd=folder)
     assert done.returncode == 0, f"{place}\n{done.stdout}{done.stderr}"
 
 

@@ -24,6 +24,11 @@ from trunkline._streaming import pack_cache
 from trunkline.sglang._model_loading import _location_of
 from trunkline.sglang._settings import Settings
 
+# Minutes for each model: on demand.
+MORE_MODELS = pytest.mark.skipif(
+    os.environ.get("TRUNKLINE_TEST_SGLANG") != "all",
+    reason="takes minutes: TRUNKLINE_TEST_SGLANG=all starts SGLang with more models",
+)
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 SECONDS = 600.0  # for an engine to start and answer on a busy machine; it takes 15
@@ -101,9 +106,9 @@ def streamed_units(result: subprocess.CompletedProcess[str]) -> list[tuple[int, 
 @pytest.mark.parametrize(
     ("model", "dtype", "ranks", "budget"),
     [
-        ("llama", "float32", 1, "4MB"),
         ("qwen3", "bfloat16", 2, "1.7MB"),
-        ("mixtral", "bfloat16", 1, "8MB"),
+        pytest.param("llama", "float32", 1, "4MB", marks=MORE_MODELS),
+        pytest.param("mixtral", "bfloat16", 1, "8MB", marks=MORE_MODELS),
     ],
 )
 def test_tokens_are_those_of_stock_sglang(

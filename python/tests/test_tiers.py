@@ -577,9 +577,10 @@ def test_the_exit_does_not_wait_for_a_tier_that_does_not_respond(run: Path, tier
 import sys, threading
 import trunkline as tl
 from trunkline.checkpoint.tiers import drain, tiers
-listed, has_hung = drain.committed_in, threading.Event()
+listed, has_hung, waits = drain.committed_in, threading.Event(), threading.Event()
 def hangs(directory, every=1):  # as in a filesystem whose server is gone, but for Ctrl-C
     if has_hung.is_set() and str(directory) == sys.argv[2]:
+        waits.set()
         threading.Event().wait()
     return listed(directory, every)
 drain.committed_in = tiers.committed_in = hangs
@@ -590,6 +591,7 @@ checkpoints.wait_drained()
 has_hung.set()
 if sys.argv[3] == "one is stopped":
     checkpoints.save(2, {}, block=True)
+    assert waits.wait(60)
 """
     ended = exit_of(script, run, tier, Path(copies))
     if copies == "all are made":
