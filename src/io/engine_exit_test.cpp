@@ -17,9 +17,9 @@
 #include "io/engine_core.h"
 #include "os/unique_fd.h"
 #include "support/engines.h"
+#include "support/sanitizers.h"
 #include "support/temp_directory.h"
 #include "support/test_memory.h"
-#include "support/sanitizers.h"
 #include "trunkline/trunkline.h"
 
 namespace trunkline {

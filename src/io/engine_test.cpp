@@ -13,9 +13,9 @@
 #include "io/engine_core.h"
 #include "io/lane/work_queue.h"
 #include "support/engines.h"
+#include "support/sanitizers.h"
 #include "support/temp_directory.h"
 #include "support/test_memory.h"
-#include "support/sanitizers.h"
 #include "trunkline/trunkline.h"
 
 namespace trunkline {

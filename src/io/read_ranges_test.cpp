@@ -11,9 +11,9 @@
 #include <tuple>
 
 #include "support/engines.h"
+#include "support/sanitizers.h"
 #include "support/temp_directory.h"
 #include "support/test_memory.h"
-#include "support/sanitizers.h"
 #include "trunkline/trunkline.h"
 
 namespace trunkline {

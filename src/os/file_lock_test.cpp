@@ -5,8 +5,8 @@
 #include <thread>
 
 #include "os/unique_fd.h"
-#include "support/temp_directory.h"
 #include "support/sanitizers.h"
+#include "support/temp_directory.h"
 
 namespace trunkline::os {
 namespace {

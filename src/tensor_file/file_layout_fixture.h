@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "support/temp_directory.h"
 #include "support/sanitizers.h"
+#include "support/temp_directory.h"
 #include "tensor_file/file_layout.h"
 #include "trunkline/buffer.h"
 #include "trunkline/checksum.h"

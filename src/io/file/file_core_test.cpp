@@ -9,9 +9,9 @@
 #include <thread>
 
 #include "support/engines.h"
+#include "support/sanitizers.h"
 #include "support/temp_directory.h"
 #include "support/test_memory.h"
-#include "support/sanitizers.h"
 #include "trunkline/trunkline.h"
 #include "trunkline/units.h"
 
