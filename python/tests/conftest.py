@@ -36,7 +36,7 @@ _IMPORTS_TORCH = re.compile(r"^\s*(import|from) (.*, )?torch\b", re.MULTILINE)
 
 BACKENDS = ["io_uring", "libaio", "threads", "memory"]
 
-# Runs a script in a process of its own, with arguments; returns what it printed. It must exit with 0.
+# Runs a script in a separate process, with arguments; returns what it printed. Fails unless it exits with 0.
 RunScript = Callable[..., str]
 
 

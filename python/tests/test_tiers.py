@@ -640,7 +640,7 @@ checkpoints.save(1, {}, block=True)
 checkpoints.wait_drained()
 checkpoints = tl.Checkpointer(sys.argv[1], tiers=[tl.Tier(sys.argv[2])])
 has_hung.set()
-threading.Timer(60, answers.release).start()  # for a call that is held up in this thread
+threading.Timer(60, answers.release).start()  # in case the call blocks in this thread
 try:
     eval("checkpoints." + sys.argv[3])
     print("was not held up")

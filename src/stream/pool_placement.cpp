@@ -8,8 +8,6 @@
 #include "trunkline/units.h"
 
 namespace trunkline {
-namespace {}  // namespace
-
 Result<CachePlacement> place_pools(std::span<const std::uint64_t> unit_bytes,
                                    std::span<const std::size_t> pools, std::uint64_t memory_bytes) {
   CachePlacement placement;

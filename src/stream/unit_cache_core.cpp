@@ -12,8 +12,6 @@
 #include "stream/stream_trace.h"
 
 namespace trunkline {
-namespace {}  // namespace
-
 UnitCacheCore::UnitCacheCore(const Engine& engine, std::vector<File> files, std::vector<StreamUnit> units,
                              std::vector<CacheSchedule::Place> places, CachePlacement placement,
                              const UnitCacheOptions& options)

@@ -5,6 +5,7 @@
 
 #include <cerrno>
 
+#include "base/rounding.h"
 #include "cli/bench/pattern.h"
 #include "mem/page_sizes.h"
 
@@ -23,7 +24,7 @@ Result<RingMemory> RingMemory::allocate(const Engine& engine, MemoryKind kind, D
   RingMemory memory;
   const std::uint64_t start = kind == MemoryKind::ordinary ? kOrdinaryStart : 0;
   memory.slot_bytes_ = slot_bytes;
-  memory.stride_bytes_ = (slot_bytes + start + kPageBytes - 1) / kPageBytes * kPageBytes;
+  memory.stride_bytes_ = round_up(slot_bytes + start, kPageBytes);
   const std::uint64_t bytes = slots * memory.stride_bytes_;
   if (device != nullptr) {
     if (auto status = memory.allocate_on(engine, *device, bytes); !status)
