@@ -66,6 +66,7 @@ class Opened:
     keep: int | None
     fresh: bool
     volumes: tuple[str, ...] | None
+    incremental: bool = False
     seen_volumes: tuple[str, ...] = ()
     run: str | None = None  # of which `known` is
     known: frozenset[int] = frozenset()  # states that it loaded or saved
@@ -239,6 +240,7 @@ def _commit(model: Model, op: Op, phase: Phase, path: str, found: Directory) -> 
     shards = f"{op['state']}" if op["has_shards"] else ""
     entry = Entry(op["step"], op["state"], shards, bool(found.volumes))
     replaced = found.entry(op["step"])
+    may_link_damage = bool(shards) and _links_damage(model, op["slot"], found)
     if shards:
         model.shards[shards] = "whole"
     if replaced is not None:
@@ -247,7 +249,19 @@ def _commit(model: Model, op: Op, phase: Phase, path: str, found: Directory) -> 
             model.shards[replaced.shards] = "gone"
     model.dirs[path] = replace(found, entries=(*found.entries, entry))
     model.change(op["slot"], known=model.opened[op["slot"]].known | {op["state"]})
+    if may_link_damage:
+        damaged = model.copy()
+        damaged.shards[shards] = "damaged"
+        yield damaged, ("retain", *damaged.doomed(op["slot"], op["step"])), None
     yield model, ("retain", *model.doomed(op["slot"], op["step"])), None
+
+
+def _links_damage(model: Model, slot: str, found: Directory) -> bool:
+    """Whether a save may link a damaged shard: it does not read what the last one has written."""
+    if not model.opened[slot].incremental or not found.entries:
+        return False
+    base = found.entries[-1]
+    return not base.has_bad_manifest and model.shards.get(base.shards) == "damaged"
 
 
 def _retain(model: Model, op: Op, phase: Phase, path: str) -> Iterator[Step]:
@@ -369,7 +383,9 @@ def _open(model: Model, op: Op, phase: Phase, path: str, who: str) -> Iterator[S
             return
     if op.get("fds") is not None:
         yield model.copy(), phase, ("error", "fds")
-    model.opened[op["slot"]] = Opened(path, op["keep"], op["fresh"], volumes, seen)
+    model.opened[op["slot"]] = Opened(
+        path, op["keep"], op["fresh"], volumes, op.get("incremental", False), seen
+    )
     yield model, phase, ("ok", None)
 
 
