@@ -124,6 +124,39 @@ def test_an_interrupt_at_each_point_of_a_call(tmp_path: Path, call: str) -> None
     assert_sound(checkpoints, run, volume, 2)
 
 
+def test_gradients_stay_enabled_after_an_interrupt(tmp_path: Path) -> None:
+    """Torch disables them while it copies the state; an interrupt may come before it enables them again."""
+    checkpoints = tl.dcp.Checkpointer(tmp_path / "run", keep=1)
+    checkpoints.save(1, state(1))
+    left = points = 0
+
+    def interrupt(frame: FrameType, event: str, what: object) -> None:
+        nonlocal left
+        if event == "c_call" or not frame.f_code.co_filename.endswith("/autograd/grad_mode.py"):
+            return
+        left -= 1
+        if left == 0:
+            sys.setprofile(None)
+            raise Interrupt
+
+    for point in range(1, 500):
+        left = point
+        try:
+            sys.setprofile(interrupt)
+            checkpoints.async_save(1, state(1))
+        except Interrupt:
+            points = point
+        finally:
+            sys.setprofile(None)
+            enabled = torch.is_grad_enabled()
+            torch.set_grad_enabled(True)
+        assert enabled, point
+        if left > 0:
+            break
+    checkpoints.wait()
+    assert points > 3
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_interrupted_save_is_cancelled_unless_it_has_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str

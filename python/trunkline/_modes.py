@@ -43,3 +43,25 @@ def independent_of_modes(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
 
     return call
+
+
+def keeps_grad_mode(function: Callable[P, R]) -> Callable[P, R]:
+    """Make `function` leave the grad mode as it is, even when a signal handler raises in the midst of torch.
+
+    torch.no_grad() leaves gradients disabled if Ctrl-C comes while it enables them again; training that
+    goes on then fails in backward().
+    """
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        import torch
+
+        enabled = torch.is_grad_enabled()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            torch._C._set_grad_enabled(
+                enabled
+            )  # not torch.set_grad_enabled(): Python runs handlers within it
+
+    return call

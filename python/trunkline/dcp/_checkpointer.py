@@ -20,6 +20,7 @@ from trunkline._errors import exception_of
 from trunkline._exit_hook import check_threads_run
 from trunkline._formats.checkpoint_names import step_name, step_of
 from trunkline._logging import Log
+from trunkline._modes import keeps_grad_mode
 from trunkline._paths import absolute_path, path_name
 from trunkline._trace import span
 from trunkline._warnings import Caller, caller, warn_without_failing
@@ -126,6 +127,7 @@ class Checkpointer:
             finally:
                 self._turn.end()
 
+    @keeps_grad_mode
     def async_save(
         self, step: SupportsIndex, state_dict: dict[str, Any], *, planner: Any = None
     ) -> "Future[None]":
