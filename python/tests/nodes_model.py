@@ -31,11 +31,10 @@ from trunkline.checkpoint.nodes.agreement import (
     History,
     Inventory,
     decide,
-    missing_shares,
     next_history,
     next_number,
-    shares_of,
 )
+from trunkline.checkpoint.nodes.copies import missing_shares, place_copies, shares_of
 
 Ids = frozenset[int]  # of entries, which states name by their place in a table: states are compared often
 
@@ -162,7 +161,8 @@ class _Model:
         number = state.saves + 1
         nodes = tuple(state.disks[node].node for node in run.nodes)
         name = f"save {number} of {run.branch} {run.history} on {nodes}"  # differs from all in other states
-        entry = Entry(name, run.number, run.branch, run.history, nodes, run.step + 1)
+        kept_by = place_copies(nodes, self._bounds.copies)
+        entry = Entry(name, run.number, run.branch, run.history, nodes, run.step + 1, kept_by=kept_by)
         decision = self._decision(tuple(state.disks[node] for node in run.nodes))[1]
         if isinstance(decision, Exception):
             raise Violation(f"{decision!r}\n{state}") from decision
@@ -320,7 +320,7 @@ class _Model:
     def _is_missing(self, save: Entry, here: Sequence[Disk]) -> bool:
         place = self._places[save]
         have = {disk.node for disk in here if place in disk.prepared and place in disk.shares}
-        return bool(missing_shares(shares_of(save.nodes, self._bounds.copies), have))
+        return bool(missing_shares(shares_of(save), have))
 
 
 def _subsets(count: int, least: int, most: int) -> Iterator[tuple[int, ...]]:

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
@@ -360,6 +361,34 @@ class Rank:
         made = tl.Checkpointer(directory, local=True, engine=self.engine, **options)
         self.checkpointers[""] = made
         return made.steps()
+
+    def open_local_warns(self, directory: str, **options: Any) -> list[str]:
+        """Open a directory; return what it warns of."""
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            self.open_local(directory, **options)
+        return [str(each.message) for each in said]
+
+    def load_warns(self, state: Any) -> list[str]:
+        """Load the latest step, which must be this state; return what it warns of."""
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            assert self.loads(state)
+        return [str(each.message) for each in said]
+
+    def save_warns(self, step: int, state: Any) -> list[str]:
+        """Save a state; return what it warns of."""
+        made = state.pop("made", None) or make_state(**state)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            self.checkpointers[""].save(step, made, block=True)
+        return [str(each.message) for each in said]
+
+    def save_warns_altered(self, step: int, state: Any) -> list[str]:
+        """The same with one bit of a tensor changed."""
+        made = make_state(**state)
+        made["model"]["layer1"][350, 17] ^= 1
+        return self.save_warns(step, {"made": made})
 
     def load_with(self, **options: Any) -> None:
         self.checkpointers[""].load(**options)

@@ -12,12 +12,9 @@ from trunkline.checkpoint.nodes.agreement import (
     Diverged,
     Entry,
     Inventory,
-    Share,
     decide,
-    missing_shares,
     next_history,
     next_number,
-    shares_of,
 )
 
 A, B, C = "node a", "node b", "node c"
@@ -125,26 +122,6 @@ def test_runs_that_did_not_know_of_each_other() -> None:
 def test_inventories_that_contradict_each_other(found: list[Inventory], why: str) -> None:
     with pytest.raises(Conflict, match=why):
         decide(found)
-
-
-@pytest.mark.parametrize(
-    ("copies", "holders", "missing"),
-    [
-        (1, (A, B, C), ""),
-        (1, (A, C), "b"),
-        (2, (A, C), ""),
-        (2, (A,), "b"),
-        (9, (A,), ""),
-        (2, (), "abc"),
-    ],
-)
-def test_which_shares_are_lost(copies: int, holders: tuple[str, ...], missing: str) -> None:
-    lost = missing_shares(shares_of((A, B, C), copies), holders)
-    assert [share.owner for share in lost] == [f"node {each}" for each in missing]
-
-
-def test_copies_are_on_the_nodes_that_follow() -> None:
-    assert shares_of((A, B, C), 2) == [Share(A, (A, B)), Share(B, (B, C)), Share(C, (C, A))]
 
 
 # The whole protocol ---------------------------------------------------------------------------------------

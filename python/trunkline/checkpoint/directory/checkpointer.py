@@ -101,6 +101,12 @@ class Checkpointer:
     steps(). A process that has saved or loaded keeps the directory of its node locked until it ends. Does not
     support keep_best, writers, incremental, tiers, delete(), metrics(), best() and open_tensors().
 
+    copies, domain: with local=True. copies=2: a second node keeps each share as well, and writes it from its
+    own memory; so a step survives the loss of any node, and with copies=3 that of any two. load() reads the
+    copy where a share is missing or damaged; of damage it warns (RuntimeWarning). domain: the name of what
+    fails at once with this node, such as its rack; copies are kept in different ones. A RuntimeWarning says
+    if there are too few nodes or domains for that.
+
     process_group: the torch.distributed group whose ranks save together; None is the default group if there
     is one, False this process alone. With a group, the constructor, save() and load() are collective, and
     each writer writes an equal share of the bytes. The state must be the same on all ranks: names, dtypes,
@@ -138,6 +144,8 @@ class Checkpointer:
         directory: "str | os.PathLike[str]",
         *,
         local: bool = False,
+        copies: SupportsIndex = 1,
+        domain: str | None = None,
         keep: SupportsIndex | None = 3,
         keep_every: SupportsIndex | None = None,
         keep_best: KeepBest | None = None,
@@ -166,6 +174,9 @@ class Checkpointer:
         rules, fresh, timeout = checked_options(
             keep, keep_every, keep_best, fresh, timeout, staging_bytes, engine
         )
+        for name, is_given in (("copies", copies != 1), ("domain", domain is not None)):
+            if is_given:
+                raise ValueError(f"{name}: needs local=True")
         increments = IncrementRules.of(incremental, full_every)
         self.directory = Path(path_name(directory, "directory"))
         self._engine = engine

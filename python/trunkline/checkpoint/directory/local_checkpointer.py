@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, SupportsIndex, cast
 
-from trunkline._arguments import bool_argument, step_argument
+from trunkline._arguments import bool_argument, count_argument, step_argument
 from trunkline._core import Engine
 from trunkline._errors import Corrupt, Error, Unsupported
 from trunkline._formats.checkpoint_names import step_name
@@ -20,6 +20,7 @@ from trunkline.checkpoint.directory.local_save import LocalContext, LocalSave
 from trunkline.checkpoint.directory.part import Wanted
 from trunkline.checkpoint.directory.step_save import StepSave
 from trunkline.checkpoint.directory.turn import Turn
+from trunkline.checkpoint.nodes.copies import KeptBy, about_copies, place_copies
 from trunkline.checkpoint.nodes.detection import Nodes, SharedDirectory, find_nodes
 from trunkline.checkpoint.nodes.node_directory import NodeDirectory
 from trunkline.checkpoint.ranks.group import Exchange, GroupRanks, rank_error
@@ -48,6 +49,8 @@ class LocalCheckpointer(Checkpointer):
         keep_every: SupportsIndex | None = None,
         fresh: bool = False,
         volumes: "Sequence[str | os.PathLike[str]] | None" = None,
+        copies: SupportsIndex = 1,
+        domain: str | None = None,
         process_group: Any = None,
         timeout: float = 300.0,
         staging_bytes: "int | str | None" = None,
@@ -61,6 +64,9 @@ class LocalCheckpointer(Checkpointer):
             if value != _UNSUPPORTED[name]:
                 raise ValueError(f"{name}: is not supported with local=True")
         assert bool_argument(local, "local")
+        number_of_copies = count_argument(copies, "copies")
+        if not isinstance(domain, str | None):
+            raise TypeError(f"domain: must be a str, not {type(domain).__name__}")
         rules, fresh, timeout = checked_options(keep, keep_every, None, fresh, timeout, staging_bytes, engine)
         self.directory = Path(path_name(directory, "directory"))
         self._engine = engine
@@ -75,7 +81,8 @@ class LocalCheckpointer(Checkpointer):
         self._must_check_early = False
         self._wait_for_others()
         self._tiers = Tiers([], cast("Any", None), fresh, engine)
-        nodes, node = self._open_node(names, {"keep": rules.keep, "keep_every": rules.every, "fresh": fresh})
+        options = {"keep": rules.keep, "keep_every": rules.every, "fresh": fresh, "copies": number_of_copies}
+        nodes, node = self._open_node(names, options)
         self._context: LocalContext = LocalContext(
             cast("Any", None),  # other ranks than the first of a node have no store
             self._ranks,
@@ -86,6 +93,7 @@ class LocalCheckpointer(Checkpointer):
             self._tiers,
             nodes=nodes,
             node=node,
+            kept_by=self._place_copies(nodes, number_of_copies, domain),
             path=self._absolute,
             fresh=fresh,
         )
@@ -129,6 +137,29 @@ class LocalCheckpointer(Checkpointer):
                     text = f"rank {rank}: {option} differs from rank 0; pass the same on all ranks"
                     raise rank_error(rank, text)
         return nodes, node
+
+    def _place_copies(self, nodes: Nodes, copies: int, domain: str | None) -> KeptBy:
+        """Return which nodes keep which shares. Collective, if there are to be copies."""
+        if copies == 1:
+            return ()
+        given = [domain] if self._ranks.size == 1 else self._gather(domain)
+        for rank, theirs in enumerate(given):
+            first = nodes.ranks_of(nodes.node_of[rank])[0]
+            if theirs != given[first]:
+                raise rank_error(
+                    rank,
+                    f"domain: rank {rank} has {theirs!r}, rank {first} {given[first]!r}; pass the same on "
+                    "all ranks of a node",
+                )
+        of_nodes = [given[rank] for rank in nodes.first_ranks()]
+        # A node without a domain is one by itself.
+        domains = [f"node {node}" if each is None else f"domain {each}" for node, each in enumerate(of_nodes)]
+        kept_by = place_copies(domains, copies)
+        if self._ranks.rank == 0:
+            problem = about_copies(domains, copies)
+            if problem is not None:
+                warn_without_failing(f"copies={copies}: {problem}", caller())
+        return kept_by
 
     def _gather(self, value: Any) -> list[Any]:
         try:

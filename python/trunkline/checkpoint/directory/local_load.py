@@ -22,11 +22,12 @@ from trunkline._tensor_io.transfer import read_layouts
 from trunkline._torch_or_numpy import torch
 from trunkline._warnings import caller, warn_without_failing
 from trunkline.checkpoint.directory import shards
-from trunkline.checkpoint.directory.local_save import LocalContext, pieces_of_share, problem_of, refusal
+from trunkline.checkpoint.directory.local_save import LocalContext, pieces_kept_by, problem_of, refusal
 from trunkline.checkpoint.directory.part import Part, Wanted
 from trunkline.checkpoint.directory.retention import METRICS
 from trunkline.checkpoint.directory.shares import Piece
 from trunkline.checkpoint.nodes.agreement import Conflict, Diverged, Entry, Inventory
+from trunkline.checkpoint.nodes.copies import choose_readers, shares_of
 from trunkline.checkpoint.nodes.node_directory import (
     inventory_in_json,
     inventory_of,
@@ -149,7 +150,8 @@ class LocalLoading:
         )
         if context.ranks.size > 1:
             context.begin_load(save.step)
-        state = self._read(exchange, save, whole, found["nodes"], into, wanted)
+        there = {node: found["nodes"].index(node) for node in found["holders"]}
+        state = self._read(exchange, save, whole, there, into, wanted)
         if found["is_latest"]:
             context.run = Run.of(self._commit(exchange, plans))
         else:
@@ -209,6 +211,7 @@ class LocalLoading:
             "is_latest": plan.run is None,
             "holder": self._context.nodes.first_ranks()[plan.holder],
             "nodes": [each.node for each in found],
+            "holders": plan.holders,
             "warnings": [
                 f"{self._context.directory}: step {number} on the nodes {nodes} was abandoned: the run went "
                 "on without them. It is left as it is, and not used"
@@ -260,11 +263,11 @@ class LocalLoading:
         exchange: Exchange | None,
         save: Entry,
         whole: Mapping[str, Any],
-        nodes: list[str],
+        there: Mapping[str, int],
         into: Any,
         wanted: Wanted,
     ) -> Any:
-        """Return the state, or `into` filled with it. nodes: the ids of all that are there."""
+        """Return the state, or `into` filled with it. there: the nodes that have it, with their indexes."""
         where = f"step {save.step} of {self._context.directory}"
         unknown = set(whole["features"]) - {VIEWS, METRICS}
         if unknown:
@@ -286,7 +289,7 @@ class LocalLoading:
         # A rank that cannot take the state has raised; the others must not wait for it in the process group.
         combine(exchange, "ready", None, lambda _: None, _BUT)
         with nullcontext() if into is None else partly_filled("`into`", ""):
-            self._fill(exchange, save, whole, nodes, memory, verify=bool(wanted.verify))
+            self._fill(exchange, save, whole, there, memory, verify=bool(wanted.verify))
             for (name, _, _, _), filled in zip(about.described, memory, strict=True):
                 if name in tensors and not _is_in_place(tensors[name]):
                     bytes_of(tensors[name]).copy_(filled)
@@ -303,36 +306,84 @@ class LocalLoading:
         exchange: Exchange | None,
         save: Entry,
         whole: Mapping[str, Any],
-        nodes: list[str],
+        there: Mapping[str, int],
         memory: list[torch.Tensor],
         *,
         verify: bool,
     ) -> None:
-        """Read the bytes of all tensors, on some node each, and let every rank have them."""
-        context = self._context
+        """Read the bytes of all tensors, on some node each, and let every rank have them.
+
+        A share that one node cannot read is read on another one that keeps it.
+        """
+        able = [[node for node in share.nodes if node in there] for share in shares_of(save)]
         slices: list[_Slice] = []
-        own: dict[str, torch.Tensor] = {}
-        for share in range(len(whole["shares"])):
-            readers = context.nodes.ranks_of(nodes.index(whole["shares"][share]["node"]))
-            for name, piece, shard, _ in pieces_of_share(whole, share):
-                reader = readers[shard % len(readers)]
-                slices += _slices(piece, reader)
-                if reader == context.ranks.rank:
-                    own[name] = memory[piece.tensor][piece.begin : piece.end]
-        if own:
-            self._read_own(save, own, verify)
+        left = list(range(len(able)))
+        while left:
+            chosen = choose_readers([able[share] for share in left])
+            pieces = {
+                share: self._pieces_to_read(save, whole, share, node, there[node])
+                for share, node in zip(left, chosen, strict=True)
+            }
+            failed = [
+                (share, error)
+                for share in left
+                if (error := self._try_to_read(save, pieces[share], memory, verify)) is not None
+            ]
+            for share, error in failed:
+                if len(able[share]) == 1:
+                    raise error
+                warn_without_failing(f"{error}. It is read on another node that has a copy", caller())
+            # A rank may read for as long as it is alive. Only what comes now has a time limit.
+            topic = f"read, {len(slices)}"
+            again = combine(exchange, topic, [share for share, _ in failed], _distinct, _BUT)
+            for share, node in zip(left, chosen, strict=True):
+                if share in again:
+                    able[share].remove(node)
+                else:
+                    slices += [part for _, piece, reader in pieces[share] for part in _slices(piece, reader)]
+            left = again
+        _check_complete(slices, memory, f"step {save.step} of {self._context.directory}")
         if exchange is None:
             return
-        # A rank may read for as long as it is alive. Only what comes now has a time limit.
-        combine(exchange, "read", None, lambda _: None, _BUT)
         from trunkline.checkpoint.reading_ranks import ReadingRanks
 
-        seconds = context.ranks.timeout
+        seconds = self._context.ranks.timeout
         ranks = ReadingRanks(self._group(), None if seconds is None else timedelta(seconds=seconds))
         try:
             _distribute(ranks, slices, memory)
         finally:
             ranks.close()
+
+    def _pieces_to_read(
+        self, save: Entry, whole: Mapping[str, Any], share: int, node: str, place: int
+    ) -> list[tuple[str, Piece, int]]:
+        """Return the pieces of a share as the ranks of a node read them: name, tensor and bytes, reader.
+
+        share: the number of the node whose it is, in the save; node, place: the id and number now of the one
+        that reads.
+        """
+        readers = self._context.nodes.ranks_of(place)
+        return [
+            (kept.name, kept.piece, readers[kept.shard % len(readers)])
+            for kept in pieces_kept_by(save.nodes.index(node), whole)
+            if kept.owner == share
+        ]
+
+    def _try_to_read(
+        self, save: Entry, pieces: list[tuple[str, Piece, int]], memory: list[torch.Tensor], verify: bool
+    ) -> Exception | None:
+        """Read those of the pieces that this rank is to read; return why it cannot."""
+        own = {
+            name: memory[piece.tensor][piece.begin : piece.end]
+            for name, piece, reader in pieces
+            if reader == self._context.ranks.rank
+        }
+        try:
+            if own:
+                self._read_own(save, own, verify)
+        except OSError as error:
+            return error
+        return None
 
     def _read_own(self, save: Entry, own: Mapping[str, torch.Tensor], verify: bool) -> None:
         """Read what this rank reads of the share of its node."""
@@ -376,6 +427,21 @@ def _memory_of(tensor: torch.Tensor | None, nbytes: int) -> torch.Tensor:
     if tensor is None or not _is_in_place(tensor):
         return empty_bytes(nbytes)
     return bytes_of(tensor)
+
+
+def _distinct(shares: list[list[int]]) -> list[int]:
+    return sorted({share for each in shares for share in each})
+
+
+def _check_complete(slices: list[_Slice], memory: list[torch.Tensor], where: str) -> None:
+    """Raise Format unless every byte of every tensor has been read once: memory is not filled before."""
+    ends = [0] * len(memory)
+    for each in sorted(piece for piece, _ in slices):
+        if each.begin != ends[each.tensor]:
+            break
+        ends[each.tensor] = each.end
+    if ends != [tensor.numel() for tensor in memory]:
+        raise Format(None, f"{where}: what the nodes have written is not the whole of each tensor")
 
 
 def _slices(piece: Piece, reader: int) -> list[_Slice]:

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from trunkline._core import CheckpointSave, FileSet, GcPause
 from trunkline._errors import Error, exception_of
@@ -19,7 +19,8 @@ from trunkline.checkpoint.directory.retention import metrics_in_manifest
 from trunkline.checkpoint.directory.shares import Piece, divide, limited, spread
 from trunkline.checkpoint.directory.step_save import FEW_TENSORS, SaveContext, StepSave
 from trunkline.checkpoint.lock_wait import retry_while_locked
-from trunkline.checkpoint.nodes.agreement import Conflict, Diverged, Inventory
+from trunkline.checkpoint.nodes.agreement import Conflict, Diverged, Entry, Inventory
+from trunkline.checkpoint.nodes.copies import KeptBy, keepers_of
 from trunkline.checkpoint.nodes.detection import Nodes
 from trunkline.checkpoint.nodes.node_directory import (
     NodeDirectory,
@@ -39,7 +40,8 @@ _log = Log("checkpoint")
 class LocalContext(SaveContext):
     """What all saves and loads of a Checkpointer with local=True share.
 
-    nodes: which ranks share a directory. node: the directory, on the first rank of each node. run: None
+    nodes: which ranks share a directory. node: the directory, on the first rank of each node. kept_by: which
+    nodes keep the share of each; empty: each its own. run: None
     before the first save or load. attempt: what it is if the save counts that was begun last, and has not
     succeeded. fresh: the first save starts over. must_read: the directory may
     have changed, as when a save has failed. must_collect: it may have shards that no manifest names.
@@ -47,6 +49,7 @@ class LocalContext(SaveContext):
 
     nodes: Nodes = field(default_factory=lambda: Nodes((0,)))
     node: NodeDirectory | None = None
+    kept_by: KeptBy = ()
     path: str = ""
     run: Run | None = None
     attempt: Run | None = None
@@ -94,6 +97,7 @@ class LocalSave(StepSave):
     """One save of one rank, whose node has a directory of its own."""
 
     _context: LocalContext
+    _owners: list[int]  # of each shard: the node whose share it is of
 
     def begin(self) -> FileSet:
         """Step 1 of a save, and the files of this rank."""
@@ -126,7 +130,10 @@ class LocalSave(StepSave):
         """Steps 3 to 8, once the files of this rank are durable."""
         exchange, context = self._exchange, self._context
         with GcPause():
-            report = [self._written(number, index) for number, index in enumerate(self._mine)]
+            report = [
+                {**self._written(number, index), **self._copy_of(index)}
+                for number, index in enumerate(self._mine)
+            ]
         assembled = combine(exchange, "written", report, self._assemble)
         self._entry = replace(self._entry, digest=assembled["digest"])
         self._prepare(assembled["whole"])
@@ -174,7 +181,7 @@ class LocalSave(StepSave):
         rules = context.rules
         try:
             run = after_failure(found, context.run, context.attempt)
-            plan = plan_save(found, run, context.fresh, self._step, rules.keep, rules.every)
+            plan = plan_save(found, run, context.fresh, self._step, rules.keep, rules.every, context.kept_by)
         except (Refused, Conflict, Diverged) as error:
             return {**compared, **problem_of(error)}
         left = () if run is None else run.left
@@ -186,24 +193,38 @@ class LocalSave(StepSave):
         return None if node is None else max(1, len(node.store.volumes))
 
     def _lay_out(self, volumes: int) -> None:
-        """Divide the share of this node among its ranks, and those of each rank among the volumes."""
+        """Divide what this node keeps among its ranks, and that of each rank among the volumes.
+
+        The copies come after the node's own share, in shards of their own.
+        """
         context = self._context
         sizes = [about.nbytes for about in self._described]
         with GcPause():
-            share = divide(sizes, context.nodes.count)[context.own_node] if sum(sizes) else []
-            nbytes = [piece.end - piece.begin for piece in share]
-            self._layout = spread(sum(nbytes), len(context.nodes.ranks_of(context.own_node)), max(1, volumes))
-            parts = divide(nbytes, self._layout.writers * self._layout.volumes) if share else []
-            self._parts, self._writer_and_volume = [], []
-            costs = shard_files.head_bytes(self._described) if len(share) > FEW_TENSORS else []
-            for number, part in enumerate(parts):
-                pieces = [
-                    Piece(share[at].tensor, share[at].begin + begin, share[at].begin + end)
-                    for at, begin, end in part
-                ]
-                several = limited(pieces, costs, shard_files.MAX_HEAD_BYTES) if costs else [pieces]
-                self._parts += several
-                self._writer_and_volume += [divmod(number, self._layout.volumes)] * len(several)
+            shares = divide(sizes, context.nodes.count) if sum(sizes) else [[]] * context.nodes.count
+            self._parts, self._writer_and_volume, self._owners = [], [], []
+            for owner in shares_kept_by(context.own_node, self._entry):
+                self._lay_out_share(shares[owner], volumes)
+                self._owners += [owner] * (len(self._parts) - len(self._owners))
+
+    def _lay_out_share(self, share: list[Piece], volumes: int) -> None:
+        nbytes = [piece.end - piece.begin for piece in share]
+        own_ranks = self._context.nodes.ranks_of(self._context.own_node)
+        layout = spread(sum(nbytes), len(own_ranks), max(1, volumes))
+        parts = divide(nbytes, layout.writers * layout.volumes) if share else []
+        costs = shard_files.head_bytes(self._described) if len(share) > FEW_TENSORS else []
+        for number, part in enumerate(parts):
+            pieces = [
+                Piece(share[at].tensor, share[at].begin + begin, share[at].begin + end)
+                for at, begin, end in part
+            ]
+            several = limited(pieces, costs, shard_files.MAX_HEAD_BYTES) if costs else [pieces]
+            self._parts += several
+            self._writer_and_volume += [divmod(number, layout.volumes)] * len(several)
+
+    def _copy_of(self, index: int) -> dict[str, int]:
+        """Return what says of which node's share a shard is a copy; nothing if it is of this node's own."""
+        owner = self._owners[index]
+        return {} if owner == self._context.own_node else {"copy_of": owner}
 
     def _place(self) -> Any:
         """Begin the save in the directory of this node, on its first rank."""
@@ -236,6 +257,7 @@ class LocalSave(StepSave):
         The digest is made once: the entries that all nodes have must be equal.
         """
         nodes = self._context.nodes
+        self._warn_of_different_copies(reports)
         whole: dict[str, Any] = {
             "state": self._skeleton,
             "tensors": [[each.name, each.dtype, list(each.shape), each.nbytes] for each in self._described],
@@ -255,6 +277,27 @@ class LocalSave(StepSave):
         }
         digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
         return {"whole": whole, "digest": digest}
+
+    def _warn_of_different_copies(self, reports: list[list[dict[str, Any]]]) -> None:
+        """Warn if what ranks on two nodes have written of one share differs: the state is not the same there.
+
+        Only shards that were divided alike can be compared.
+        """
+        rank_of: dict[str, tuple[int, Any]] = {}
+        for rank, report in enumerate(reports):
+            for shard in report:
+                node = self._context.nodes.node_of[rank]
+                key = json.dumps([shard.get("copy_of", node), shard["pieces"]])
+                other, checksums = rank_of.setdefault(key, (rank, shard["crc32c"]))
+                if checksums != shard["crc32c"]:
+                    names = sorted({self._described[piece[0]].name for piece in shard["pieces"]})
+                    warn_without_failing(
+                        f"{self._what()}: the states of ranks {other} and {rank} differ, in one or more of "
+                        f"{', '.join(map(repr, names[:3]))}{', ...' if len(names) > 3 else ''}. With "
+                        "local=True all ranks must pass the same state; a load may read either",
+                        self._caller,
+                    )
+                    return
 
     def _prepare(self, whole: dict[str, Any]) -> None:
         """Step 4: commit the share in the directory of this node, on its first rank."""
@@ -281,7 +324,7 @@ class LocalSave(StepSave):
             },
             [
                 (name, "U8", (piece.end - piece.begin,), [(shard, offset, piece.end - piece.begin)])
-                for name, piece, shard, offset in pieces_of_share(whole, self._context.own_node)
+                for name, piece, shard, offset, _ in pieces_kept_by(self._context.own_node, whole)
             ],
         )
         node.add_save(self._entry)
@@ -317,9 +360,28 @@ class LocalSave(StepSave):
         """Nothing was set aside: what a run with fresh=True leaves behind stays in its place."""
 
 
-def pieces_of_share(whole: Mapping[str, Any], node: int) -> list[tuple[str, Piece, int, int]]:
-    """Return the pieces of a node's share: name in its manifest, tensor and bytes, shard and offset."""
-    found: list[tuple[str, Piece, int, int]] = []
+def shares_kept_by(node: int, entry: Entry) -> list[int]:
+    """Return the nodes whose shares a node keeps, its own first."""
+    keepers = keepers_of(entry)
+    return [node, *(owner for owner in range(len(keepers)) if owner != node and node in keepers[owner])]
+
+
+class KeptPiece(NamedTuple):
+    """Bytes of a tensor that a node keeps.
+
+    name: in the manifest of the node; shard, offset: where they are; owner: the node whose share they are of.
+    """
+
+    name: str
+    piece: Piece
+    shard: int
+    offset: int
+    owner: int
+
+
+def pieces_kept_by(node: int, whole: Mapping[str, Any]) -> list[KeptPiece]:
+    """Return all pieces that a node keeps."""
+    found: list[KeptPiece] = []
     names: set[str] = set()
     for shard, about in enumerate(whole["shares"][node]["shards"]):
         for tensor, begin, end, offset in about["pieces"]:
@@ -327,5 +389,6 @@ def pieces_of_share(whole: Mapping[str, Any], node: int) -> list[tuple[str, Piec
             while name in names:
                 name += "~"
             names.add(name)
-            found.append((name, Piece(tensor, begin, end), shard, offset))
+            owner = about.get("copy_of", node)
+            found.append(KeptPiece(name, Piece(tensor, begin, end), shard, offset, owner))
     return found

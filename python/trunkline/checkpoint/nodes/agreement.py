@@ -46,17 +46,19 @@ The functions are pure. python/tests/test_nodes_agreement.py runs this protocol 
 all orders of messages and durable writes, with restarts of any of the nodes at every moment and lost disks.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple
 
 History = tuple[tuple[str, int], ...]  # branches, sorted, and the last number that is continued from
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A save, or the continuation of one."""
+    """A save, or the continuation of one.
+
+    kept_by: of the share of each node, which nodes keep it (indexes of `nodes`); empty: each node its own.
+    """
 
     id: str
     number: int
@@ -66,6 +68,7 @@ class Entry:
     step: int
     digest: str = ""  # of the manifest of the save
     base: str | None = None  # of a continuation: the id of the save
+    kept_by: tuple[tuple[int, ...], ...] = ()
 
     def continues(self, other: "Entry") -> bool:
         """Whether `other` is in the lineage of this entry. Every entry is in its own."""
@@ -195,24 +198,3 @@ def next_history(inventories: Iterable[Inventory], chosen: Entry | None) -> Hist
         known.update(chosen.history)
         known[chosen.branch] = chosen.number
     return tuple(sorted(known.items()))
-
-
-class Share(NamedTuple):
-    """A share of a save: the node that wrote it, and all nodes that were to keep it."""
-
-    owner: str
-    nodes: tuple[str, ...]
-
-
-def shares_of(nodes: Sequence[str], copies: int) -> list[Share]:
-    """Return who keeps each share: its owner, and the nodes that follow it, `copies` of them in all."""
-    count = min(copies, len(nodes))
-    return [
-        Share(owner, tuple(nodes[(index + behind) % len(nodes)] for behind in range(count)))
-        for index, owner in enumerate(nodes)
-    ]
-
-
-def missing_shares(shares: Iterable[Share], holders: Collection[str]) -> list[Share]:
-    """Return the shares that none of these nodes has. holders: those that have the entry of the save."""
-    return [share for share in shares if not set(share.nodes) & set(holders)]

@@ -61,7 +61,10 @@ def parse_record(text: bytes, path: str) -> Record:
 
 def json_of(entry: Entry) -> dict[str, Any]:
     """Return an entry as it is stored and sent."""
-    return asdict(entry)
+    values = asdict(entry)
+    if not entry.kept_by:
+        del values["kept_by"]  # which versions before copies reject
+    return values
 
 
 def entry_of(about: Mapping[str, Any]) -> Entry:
@@ -74,7 +77,18 @@ def entry_of(about: Mapping[str, Any]) -> Entry:
         _text(values[name])
     if values["base"] is not None:
         _text(values["base"])
+    if "kept_by" in values:
+        values["kept_by"] = tuple(tuple(map(_number, nodes)) for nodes in values["kept_by"])
+        _check_kept_by(values["kept_by"], len(values["nodes"]))
     return Entry(**values)
+
+
+def _check_kept_by(kept_by: tuple[tuple[int, ...], ...], nodes: int) -> None:
+    if len(kept_by) != nodes:
+        raise ValueError(f"{len(kept_by)} shares of {nodes} nodes")
+    for share, keepers in enumerate(kept_by):
+        if not keepers or len(set(keepers)) < len(keepers) or max(keepers) >= nodes:
+            raise ValueError(f"the share of node {share} is kept by {keepers}, of {nodes} nodes")
 
 
 @contextmanager

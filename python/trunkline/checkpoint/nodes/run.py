@@ -13,6 +13,7 @@ from trunkline.checkpoint.nodes.agreement import (
     next_history,
     next_number,
 )
+from trunkline.checkpoint.nodes.copies import KeptBy, missing_shares, shares_of
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,17 @@ class SavePlan:
 
 
 def plan_save(
-    found: Sequence[Inventory], run: Run | None, fresh: bool, step: int, keep: int | None, every: int | None
+    found: Sequence[Inventory],
+    run: Run | None,
+    fresh: bool,
+    step: int,
+    keep: int | None,
+    every: int | None,
+    kept_by: KeptBy = (),
 ) -> SavePlan:
     """Plan a save. found: of all nodes of the run, each with an id. run: None before its first save.
+
+    kept_by: as in the entry.
 
     Raises Refused if these nodes have checkpoints that the run does not continue from.
     """
@@ -83,7 +92,7 @@ def plan_save(
     else:
         branch, history = run.branch, run.history
     nodes = tuple(each.node for each in found)
-    entry = Entry(secrets.token_hex(16), next_number(found), branch, history, nodes, step)
+    entry = Entry(secrets.token_hex(16), next_number(found), branch, history, nodes, step, kept_by=kept_by)
     gone = {each.id for each in decision.failed}
     if run is not None:
         kept = [each for each in decision.saves if each.id not in run.left]
@@ -113,7 +122,7 @@ def _superfluous(found: Sequence[Inventory], decision: Decision, gone: Collectio
     A new save supersedes them all. Those are needed that show that a save counts, since not all nodes of that
     are there.
     """
-    needed = {each.id for each in decision.saves if each.id not in gone and missing_nodes(decision, each)}
+    needed = {each.id for each in decision.saves if each.id not in gone and _lacks_nodes(decision, each)}
     every = [each for inventory in found for each in inventory.prepared]
     return {each.id for each in every if each.base is not None and each.base not in needed}
 
@@ -122,13 +131,14 @@ def _superfluous(found: Sequence[Inventory], decision: Decision, gone: Collectio
 class LoadPlan:
     """What to load: a save, and the entry from which the run goes on.
 
-    holder: a node that has the save, as an index. run: goes back to the save; None if that is the latest:
-    then the load is an entry.
+    holder: a node that has the save, as an index. holders: the ids of all that have it. run: goes back to the
+    save; None if that is the latest: then the load is an entry.
     """
 
     save: Entry
     chosen: Entry
     holder: int
+    holders: tuple[str, ...]
     run: Run | None
 
 
@@ -146,7 +156,7 @@ def plan_load(found: Sequence[Inventory], step: int | None) -> LoadPlan | None:
         save = next((each for each in reversed(decision.saves) if each.step == step), None)
     if save is None and (step is not None or decision.latest is None):
         raise Refused("missing", f"there is no checkpoint of step {step}{_loadable(decision)}")
-    absent = missing_nodes(decision, save or decision.latest)
+    absent = _missing_owners(decision, save or decision.latest)
     if save is None or absent:
         what = (save or decision.latest).step  # type: ignore[union-attr]
         raise Refused(
@@ -159,26 +169,33 @@ def plan_load(found: Sequence[Inventory], step: int | None) -> LoadPlan | None:
     assert latest is not None
     holder = next(index for index, each in enumerate(found) if save in each.prepared)
     if save == decision.save:
-        return LoadPlan(save, latest, holder, None)
+        return LoadPlan(save, latest, holder, decision.holders[save.id], None)
     left = tuple(each.id for each in decision.saves if not save.continues(each))
-    return LoadPlan(save, save, holder, Run(start=save, latest=latest.id, left=left))
+    return LoadPlan(
+        save, save, holder, decision.holders[save.id], Run(start=save, latest=latest.id, left=left)
+    )
 
 
-def missing_nodes(decision: Decision, save: Entry | None) -> list[str]:
-    """Return the nodes that have bytes of a save, and are not there."""
+def _lacks_nodes(decision: Decision, save: Entry) -> bool:
+    """Whether not all nodes of a save are there to show that it was prepared."""
+    return bool(set(save.nodes) - set(decision.holders.get(save.id, ())))
+
+
+def _missing_owners(decision: Decision, save: Entry | None) -> list[str]:
+    """Return the nodes whose share of a save no node has that is there."""
     if save is None:
         return []
-    return [node for node in save.nodes if node not in decision.holders.get(save.id, ())]
+    return [share.owner for share in missing_shares(shares_of(save), decision.holders.get(save.id, ()))]
 
 
 def loadable_steps(found: Sequence[Inventory]) -> list[int]:
     """Return the steps that these nodes can load, ascending."""
     decision = decide(each for each in found if each.node)
-    return sorted({each.step for each in decision.saves if not missing_nodes(decision, each)})
+    return sorted({each.step for each in decision.saves if not _missing_owners(decision, each)})
 
 
 def _loadable(decision: Decision) -> str:
-    steps = sorted({each.step for each in decision.saves if not missing_nodes(decision, each)})
+    steps = sorted({each.step for each in decision.saves if not _missing_owners(decision, each)})
     return (
         f"; of these nodes, {', '.join(map(str, steps))} can be loaded"
         if steps

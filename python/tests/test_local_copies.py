@@ -1,0 +1,241 @@
+"""Copies of what a node saves on other nodes: Checkpointer(..., local=True, copies=2)."""
+
+import os
+import random
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rank_processes import RankProcesses
+from test_local_checkpoints import directories, nbytes_in, open_all, state
+
+import trunkline as tl
+
+TOTAL = 3 * 700 * 1024  # bytes of a state
+
+
+def shards_of(path: str, step: int) -> list[Path]:
+    return sorted(Path(path, f"saves/step-{step:08}").glob("*.safetensors"))
+
+
+def damage(shards: Sequence[Path]) -> None:
+    for shard in shards:
+        with shard.open("r+b") as file:
+            file.seek(shard.stat().st_size - 1000)
+            file.write(b"\xff" * 8)
+
+
+def test_the_loss_of_any_node_loses_nothing(tmp_path: Path) -> None:
+    paths = directories(tmp_path, range(3))
+    with RankProcesses(3) as ranks:
+        open_all(ranks, paths, copies=2)
+        for step in (1, 2):
+            ranks.all("save", step, state(step), block=True)
+        ranks.finish()
+    for node in range(3):
+        assert abs(nbytes_in(tmp_path / f"node-{node}") - 2 * TOTAL * 2 / 3) < 200_000
+    for lost in range(3):
+        here = tmp_path / f"after-{lost}"
+        for node in range(3):
+            if node != lost:
+                shutil.copytree(tmp_path / f"node-{node}", here / f"node-{node}")
+        # An empty disk in its place, and the nodes in another order.
+        paths = directories(here, [2, 0, 1])
+        with RankProcesses(3) as ranks:
+            assert open_all(ranks, paths, copies=2) == [[1, 2]] * 3
+            assert ranks.all("load_warns", state(2)) == [[]] * 3
+            assert ranks.all("loads", state(1), 1) == [True] * 3
+            assert ranks.all("loads", state(2), 2) == [True] * 3
+            ranks.all("save", 3, state(3), block=True)
+            ranks.finish()
+        shutil.rmtree(paths[lost])
+        left = [path for path in paths if path != paths[lost]]
+        with RankProcesses(2) as ranks:
+            assert open_all(ranks, left)[0][-1] == 3
+            assert ranks.all("loads", state(3)) == [True] * 2
+            ranks.finish()
+
+
+def test_two_lost_nodes_are_too_many(tmp_path: Path) -> None:
+    paths = directories(tmp_path, range(3))
+    with RankProcesses(3) as ranks:
+        open_all(ranks, paths, copies=2)
+        ranks.all("save", 1, state(1), block=True)
+        ranks.finish()
+    with RankProcesses(1) as ranks:
+        assert open_all(ranks, paths[:1]) == [[]]
+        assert "step 1 cannot be loaded: its bytes on" in ranks.failures("loads", state(1))[0].message
+        ranks.finish()
+    with RankProcesses(3) as ranks:
+        open_all(ranks, paths)
+        assert ranks.all("loads", state(1)) == [True] * 3
+        ranks.finish()
+
+
+def test_three_copies_survive_two_lost_nodes(tmp_path: Path) -> None:
+    paths = directories(tmp_path, [0, 0, 1, 2])
+    with RankProcesses(4) as ranks:
+        open_all(ranks, paths, copies=3)
+        ranks.all("save", 1, state(1), block=True)
+        ranks.finish()
+    for node in (0, 1, 2):
+        with RankProcesses(2) as ranks:
+            away = tmp_path / f"node-{(node + 1) % 3}"
+            shutil.copytree(tmp_path / f"node-{node}", tmp_path / f"alone-{node}/node-0")
+            alone = directories(tmp_path / f"alone-{node}", [0, 0])
+            assert away.exists()
+            assert open_all(ranks, alone) == [[1]] * 2
+            assert ranks.all("loads", state(1)) == [True] * 2
+            ranks.finish()
+
+
+def test_racks_are_domains(tmp_path: Path) -> None:
+    """All nodes of a rack are lost at once."""
+    paths = directories(tmp_path, range(4))
+    with RankProcesses(4) as ranks:
+        for rank, path in enumerate(paths):
+            ranks.tell(rank, "open_local", path, copies=2, domain=f"rack {rank // 2}")
+        assert [ranks.reply(rank) for rank in range(4)] == [[]] * 4
+        ranks.all("save", 1, state(1), block=True)
+        ranks.finish()
+    for rack in (0, 1):
+        here = tmp_path / f"rack-{rack}"
+        for node in (2 * rack, 2 * rack + 1):
+            shutil.copytree(tmp_path / f"node-{node}", here / f"node-{node}")
+        with RankProcesses(2) as ranks:
+            assert open_all(ranks, directories(here, [2 * rack, 2 * rack + 1])) == [[1]] * 2
+            assert ranks.all("loads", state(1)) == [True] * 2
+            ranks.finish()
+
+
+def test_a_damaged_share_is_read_from_its_copy(tmp_path: Path) -> None:
+    paths = directories(tmp_path, [0, 1, 1])
+    with RankProcesses(3) as ranks:
+        open_all(ranks, paths, copies=2)
+        ranks.all("save", 1, state(1), block=True)
+        damage(shards_of(paths[1], 1))
+        warned = ranks.all("load_warns", state(1))
+        assert warned[0] == []
+        said = [text for texts in warned[1:] for text in texts]
+        assert said
+        assert all("does not match the checksum" in text for text in said)
+        assert all("It is read on another node that has a copy" in text for text in said)
+        for shard in shards_of(paths[1], 1):
+            shard.unlink()
+        assert ranks.all("loads", state(1)) == [True] * 3
+        damage(shards_of(paths[0], 1))
+        failed = ranks.failures("loads", state(1))
+        assert failed[0].kind == "Corrupt"
+        assert "node-0/run/saves/step-00000001/shard" in failed[0].message
+        assert all("cannot open" in failed[rank].message for rank in (1, 2))
+        ranks.all("save", 2, state(2), block=True)
+        assert ranks.all("load_warns", state(2)) == [[]] * 3
+        ranks.finish()
+
+
+def test_a_share_whose_manifest_is_gone_is_read_from_its_copy(tmp_path: Path) -> None:
+    paths = directories(tmp_path, range(2))
+    with RankProcesses(2) as ranks:
+        open_all(ranks, paths, copies=2, keep=None)
+        for step in (1, 2):
+            ranks.all("save", step, state(step), block=True)
+        ranks.finish()
+    shutil.rmtree(Path(paths[0], "saves/step-00000001"))
+    with RankProcesses(2) as ranks:
+        assert open_all(ranks, paths, copies=2, keep=None) == [[1, 2]] * 2
+        assert ranks.all("loads", state(1), 1) == [True] * 2
+        ranks.finish()
+
+
+def test_states_that_differ_are_warned_of(tmp_path: Path) -> None:
+    with RankProcesses(2) as ranks:
+        open_all(ranks, directories(tmp_path, range(2)), copies=2)
+        assert ranks.all("save_warns", 1, state(1)) == [[], []]
+        ranks.tell(0, "save_warns", 2, state(2))
+        ranks.tell(1, "save_warns_altered", 2, state(2))
+        warned = [ranks.reply(rank) for rank in range(2)]
+        assert warned[1] == []
+        assert len(warned[0]) == 1
+        assert "saving step 2" in warned[0][0]
+        assert "the states of ranks 0 and 1 differ" in warned[0][0]
+        assert "'model.layer1'" in warned[0][0]
+        ranks.finish()
+
+
+def test_too_few_nodes_or_domains(tmp_path: Path) -> None:
+    with pytest.warns(RuntimeWarning, match="copies=2: there is only one node"):
+        made = tl.Checkpointer(tmp_path / "alone", local=True, copies=2)
+    made.save(1, {"a": 1}, block=True)
+    assert tl.Checkpointer(tmp_path / "alone", local=True).load() == {"a": 1}
+    paths = directories(tmp_path, range(2))
+    with RankProcesses(2) as ranks:
+        for rank, path in enumerate(paths):
+            ranks.tell(rank, "open_local_warns", path, copies=2, domain="the only one")
+        warned = [ranks.reply(rank) for rank in range(2)]
+        assert warned[1] == []
+        assert "copies=2: domain the only one has 2 of 2 nodes" in warned[0][0]
+        ranks.finish()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"copies": 0}, "copies: must be an integer of at least 1"),
+        ({"copies": "2"}, "copies: must be an integer of at least 1"),
+        ({"copies": 2, "domain": 3}, "domain: must be a str"),
+        ({"copies": 2, "local": False}, "copies: needs local=True"),
+        ({"domain": "r1", "local": False}, "domain: needs local=True"),
+    ],
+)
+def test_wrong_arguments(tmp_path: Path, options: dict[str, Any], why: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=why):
+        tl.Checkpointer(tmp_path / "run", **{"local": True, **options})
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("option", "values"), [("copies", [2, 3, 2]), ("domain", ["a", "b", "c"])])
+def test_ranks_that_differ(tmp_path: Path, option: str, values: list[Any]) -> None:
+    paths = directories(tmp_path, [0, 1, 1])
+    with RankProcesses(3) as ranks:
+        for rank, path in enumerate(paths):
+            ranks.tell(rank, "open_local", path, **{"copies": 2, option: values[rank]})
+        failed = ranks.collect(range(3))
+        assert all(option in each.message for each in failed.values())
+        ranks.finish()
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("TRUNKLINE_TEST_KILLS", "3"))))
+def test_a_node_is_lost_at_random(tmp_path: Path, seed: int) -> None:
+    """At any moment of a save, with its disk. What any rank had saved is never lost."""
+    chance = random.Random(seed)
+    paths = directories(tmp_path, [0, 1, 1, 2])
+    records = [tmp_path / f"rank-{rank}" for rank in range(4)]
+    least = 0
+    for _ in range(3):
+        with RankProcesses(4) as ranks:
+            open_all(ranks, paths, copies=2)
+            if least:
+                found = ranks.all("latest_loaded")
+                assert len(set(found)) == 1
+                assert found[0] >= least
+                least = found[0]
+            least += 1
+            ranks.all("save", least, {"seed": least, "kilobytes": 50}, block=True)  # also on the new node
+            for rank in range(4):
+                ranks.tell(rank, "save_until_killed", least + 1, str(records[rank]))
+            time.sleep(chance.uniform(0.05, 1.5))
+            lost = chance.choice([[0], [1, 2], [3]])
+            for rank in lost:
+                ranks.processes[rank].kill()
+        shutil.rmtree(paths[lost[0]], ignore_errors=True)
+        least = max([least, *(int(each.read_text() or 0) for each in records if each.exists())])
+    with RankProcesses(4) as ranks:
+        steps = open_all(ranks, paths, copies=2)
+        assert steps == [steps[0]] * 4
+        for step in steps[0]:
+            assert ranks.all("loads", {"seed": step, "kilobytes": 50}, step) == [True] * 4
+        assert not least or steps[0][-1] >= least
+        ranks.finish()
