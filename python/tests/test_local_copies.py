@@ -1,5 +1,6 @@
 """Copies of what a node saves on other nodes: Checkpointer(..., local=True, copies=2)."""
 
+import json
 import os
 import random
 import shutil
@@ -13,6 +14,7 @@ from rank_processes import RankProcesses
 from test_local_checkpoints import directories, nbytes_in, open_all, state
 
 import trunkline as tl
+from trunkline.checkpoint.nodes.node_directory import RECORD
 
 TOTAL = 3 * 700 * 1024  # bytes of a state
 
@@ -35,6 +37,7 @@ def test_the_loss_of_any_node_loses_nothing(tmp_path: Path) -> None:
         for step in (1, 2):
             ranks.all("save", step, state(step), block=True)
         ranks.finish()
+    ids = [json.loads(Path(path, RECORD).read_text())["id"] for path in paths]
     for node in range(3):
         assert abs(nbytes_in(tmp_path / f"node-{node}") - 2 * TOTAL * 2 / 3) < 200_000
     for lost in range(3):
@@ -46,10 +49,13 @@ def test_the_loss_of_any_node_loses_nothing(tmp_path: Path) -> None:
         paths = directories(here, [2, 0, 1])
         with RankProcesses(3) as ranks:
             assert open_all(ranks, paths, copies=2) == [[1, 2]] * 3
-            assert ranks.all("load_warns", state(2)) == [[]] * 3
+            for warned in ranks.all("load_warns", state(2)):
+                assert len(warned) == 1
+                assert f"step 2 is on fewer nodes than it was saved to: without {ids[lost]}" in warned[0]
             assert ranks.all("loads", state(1), 1) == [True] * 3
             assert ranks.all("loads", state(2), 2) == [True] * 3
             ranks.all("save", 3, state(3), block=True)
+            assert ranks.all("load_warns", state(3)) == [[]] * 3
             ranks.finish()
         shutil.rmtree(paths[lost])
         left = [path for path in paths if path != paths[lost]]

@@ -27,7 +27,7 @@ from trunkline.checkpoint.directory.part import Part, Wanted
 from trunkline.checkpoint.directory.retention import METRICS
 from trunkline.checkpoint.directory.shares import Piece
 from trunkline.checkpoint.nodes.agreement import Conflict, Diverged, Entry, Inventory
-from trunkline.checkpoint.nodes.copies import choose_readers, shares_of
+from trunkline.checkpoint.nodes.copies import choose_readers, lost_copies, shares_of
 from trunkline.checkpoint.nodes.node_directory import (
     inventory_in_json,
     inventory_of,
@@ -216,8 +216,18 @@ class LocalLoading:
                 f"{self._context.directory}: step {number} on the nodes {nodes} was abandoned: the run went "
                 "on without them. It is left as it is, and not used"
                 for number, nodes in abandoned_steps(found)
-            ],
+            ]
+            + self._about_lost_copies(plan),
         }
+
+    def _about_lost_copies(self, plan: LoadPlan) -> list[str]:
+        lost = lost_copies(plan.save, plan.holders)
+        if not lost:
+            return []
+        return [
+            f"{self._context.directory}: step {plan.save.step} is on fewer nodes than it was saved to: "
+            f"without {', '.join(lost)}. The next save makes all copies again"
+        ]
 
     def _describe(self, save: Entry, holder: int) -> Any:
         """Return the description of the whole, on the rank that is to send it."""

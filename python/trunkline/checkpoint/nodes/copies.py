@@ -66,6 +66,11 @@ def missing_shares(shares: Iterable[Share], holders: Collection[str]) -> list[Sh
     return [share for share in shares if not set(share.nodes) & set(holders)]
 
 
+def lost_copies(entry: Entry, holders: Collection[str]) -> list[str]:
+    """Return the nodes that were to keep copies of a save, and do not have it; none if it has no copies."""
+    return [node for node in entry.nodes if node not in holders] if entry.kept_by else []
+
+
 def choose_readers(able: Sequence[Sequence[str]]) -> list[str]:
     """Return which node reads each share, given those that can: as equally many each as possible.
 
