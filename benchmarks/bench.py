@@ -8,13 +8,14 @@ reads, the last of the small reads, every token that is generated.
     make bench ARGS="--only cpu,latency --rounds 9 --json"
 
 Sections: sequential, cpu, unthrottled, random, latency (the engine); samples (training data); saving,
-loading, memory, filling, overlap (checkpoints); streaming, experts (models larger than memory); serving
-(SGLang); many (a million tensors); workloads (emulated training jobs). The head of each file says what it
-measures.
+loading, memory, filling, overlap, nodes (checkpoints); streaming, experts (models larger than memory);
+serving (SGLang); many (a million tensors); workloads (emulated training jobs). The head of each file says
+what it measures.
 The numbers are also written to build/bench/bench.json. Those of a run of all sections are kept in
 benchmarks/results, from which make_tables.py makes the tables of docs/performance.md; `--keep FILE` puts
 those of some sections in the place of what FILE has of them. compare.py says what became slower.
-Memory needed: three times --size, and for disks with a known limit room for seven times --size in /dev/shm.
+Memory needed: three times --size, or ten for nodes, and for disks with a known limit room for nine times
+--size in /dev/shm.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ import latency
 import loading
 import many_tensors
 import new_memory
+import nodes
 import overlap
 import random_reads
 import samples
@@ -66,6 +68,7 @@ SECTIONS: dict[str, Callable[[Workbench], list[Comparison]]] = {
     "memory": new_memory.measure,
     "filling": filling.measure,
     "overlap": overlap.measure,
+    "nodes": nodes.measure,
     "streaming": larger_models.measure,
     "experts": expert_models.measure,
     "serving": serving.measure,
@@ -102,9 +105,10 @@ def open_disks(options: argparse.Namespace) -> Iterator[tuple[Disks, str]]:
             for directory in plain.directories:
                 shutil.rmtree(directory, ignore_errors=True)
         return
-    # On one disk: a file of each format and fio's, on the others their shares of a volume, new and old.
+    # On one disk: a file of each format and fio's, on the others their shares of a volume, or those of nodes
+    # with copies, new and old.
     share = -(-options.size // options.disks)
-    sizes = [int(4.4 * options.size), *[int(3.3 * share)] * (options.disks - 1)]
+    sizes = [int(4.4 * options.size), *[int(6.3 * share)] * (options.disks - 1)]
     with PacedDisks([size + 128 * MIB for size in sizes], options.limit_mb_s) as disks:
         yield (
             disks,
