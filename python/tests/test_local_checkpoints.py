@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,28 @@ def test_the_last_share_is_not_passed_over_when_it_is_damaged(tmp_path: Path) ->
         tl.Checkpointer(tmp_path, local=True, process_group=False)
     manifest.write_bytes(whole)
     assert tl.Checkpointer(tmp_path, local=True, process_group=False).load() == {"step": 20}
+
+
+def test_a_last_share_that_is_gone_is_warned_of(tmp_path: Path) -> None:
+    """As when an older backup of saves/ is restored."""
+
+    def opened() -> tl.Checkpointer:
+        return tl.Checkpointer(tmp_path, local=True, keep=2, process_group=False)
+
+    made = opened()
+    for step in (10, 20, 30):
+        made.save(step, {"step": step}, block=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert opened().latest() == 30
+    shutil.rmtree(tmp_path / "saves/step-00000003")
+    with pytest.warns(RuntimeWarning, match="share of step 30, .* is gone: .*/saves/step-00000003"):
+        again = opened()
+    assert again.load() == {"step": 20}
+    again.save(40, {"step": 40}, block=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert opened().load() == {"step": 40}
 
 
 @pytest.mark.parametrize("call", ["save", "load"])

@@ -99,6 +99,15 @@ class LocalCheckpointer(Checkpointer):
         )
         self._context.rebase(self._ranks.collectives())
         self._local = LocalLoading(self._context, self._process_group)
+        lost = None if node is None else node.lost_save()
+        if lost is not None:
+            warn_without_failing(
+                f"the share of step {lost.step}, which this node has committed last, is gone: "
+                f"{self._absolute}/saves/{step_name(lost.number)}. If it was not you who removed it, restore "
+                "it before anything is saved. Without it, and without copies on other nodes, the run goes on "
+                "from an earlier step",
+                caller(),
+            )
         for number, error in sorted({} if node is None else node.damaged.items()):
             warn_without_failing(
                 f"{error}. The other steps of this node can be loaded. If it cannot be restored, remove "

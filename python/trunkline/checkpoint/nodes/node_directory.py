@@ -127,6 +127,13 @@ class NodeDirectory:
                     error.filename,
                 )
 
+    def lost_save(self) -> Entry | None:
+        """Return the save that this node has committed last, if its share is gone; None if it is there."""
+        last = self._record.last
+        if last is None or last.id in self._saves or last.number in self.damaged:
+            return None
+        return last
+
     def _check_new(self) -> None:
         """Raise an error if a directory without a record is not a new one."""
         if self.store.steps():
@@ -239,7 +246,8 @@ class NodeDirectory:
 
     def commit(self, name: str) -> None:
         """Mark an entry as committed, durably."""
-        self._write(replace(self._record, committed=self._record.committed | {name}))
+        last = self._saves.get(name, self._record.last)
+        self._write(replace(self._record, committed=self._record.committed | {name}, last=last))
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove entries, durably: first those of saves, with their shares."""

@@ -17,11 +17,15 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Record:
-    """What a node remembers. id: empty for a node that has nothing yet. continuations: by their ids."""
+    """What a node remembers. id: empty for a node that has nothing yet. continuations: by their ids.
+
+    last: the save that it has committed last; None if there is none, or a version before this key wrote it.
+    """
 
     id: str = ""
     continuations: dict[str, Entry] = field(default_factory=dict)
     committed: frozenset[str] = frozenset()
+    last: Entry | None = None
 
 
 def format_record(record: Record) -> bytes:
@@ -33,6 +37,8 @@ def format_record(record: Record) -> bytes:
         "continuations": [json_of(each) for each in record.continuations.values()],
         "committed": sorted(record.committed),
     }
+    if record.last is not None:
+        about["last"] = json_of(record.last)
     return (json.dumps({**about, "crc32c": _checksum(about)}, indent=1) + "\n").encode()
 
 
@@ -56,7 +62,8 @@ def parse_record(text: bytes, path: str) -> Record:
         )
     with wrong_values_named(path):
         continuations = {each.id: each for each in map(entry_of, about["continuations"])}
-        return Record(_text(about["id"]), continuations, frozenset(map(_text, about["committed"])))
+        last = entry_of(about["last"]) if "last" in about else None
+        return Record(_text(about["id"]), continuations, frozenset(map(_text, about["committed"])), last)
 
 
 def json_of(entry: Entry) -> dict[str, Any]:
