@@ -362,6 +362,10 @@ class Rank:
         self.checkpointers[""] = made
         return made.steps()
 
+    def ask(self, what: str, *arguments: Any) -> Any:
+        """Call a method of the Checkpointer that returns a value."""
+        return getattr(self.checkpointers[""], what)(*arguments)
+
     def open_local_warns(self, directory: str, **options: Any) -> list[str]:
         """Open a directory; return what it warns of."""
         with warnings.catch_warnings(record=True) as said:

@@ -75,6 +75,24 @@ def test_one_process(tmp_path: Path) -> None:
     again.verify()
 
 
+def test_the_best_are_kept(tmp_path: Path) -> None:
+    losses = {1: 0.5, 2: float("nan"), 3: 0.2, 4: float("inf"), 5: 0.4}
+    paths = directories(tmp_path, [0, 1])
+    with RankProcesses(2) as ranks:
+        open_all(ranks, paths, keep=1, keep_best=("loss", "min", 1))
+        for step, loss in losses.items():
+            ranks.all("save", step, state(step), block=True, metrics={"loss": loss, "step": step})
+        assert ranks.all("steps") == [[3, 5]] * 2
+        assert ranks.all("ask", "best") == [3, 3]
+        assert ranks.all("ask", "metrics", 3) == [{"loss": 0.2, "step": 3.0}] * 2
+        for failed in ranks.failures("ask", "metrics", 4).values():
+            assert "there is no checkpoint of step 4 that can be loaded" in failed.message
+        assert ranks.all("loads", state(3), 3) == [True] * 2
+        ranks.finish()
+    with pytest.raises(ValueError, match="best.*needs keep_best"):
+        tl.Checkpointer(tmp_path / "other", local=True).best()
+
+
 def test_starting_over_leaves_the_earlier_run(tmp_path: Path) -> None:
     tl.Checkpointer(tmp_path, local=True).save(7, {"run": 1}, block=True)
     fresh = tl.Checkpointer(tmp_path, local=True, fresh=True)
@@ -363,7 +381,6 @@ def test_listing_does_not_lock(tmp_path: Path) -> None:
         ({"tiers": [tl.Tier("other")]}, "tiers: is not supported with local=True"),
         ({"incremental": True}, "incremental: is not supported with local=True"),
         ({"writers": "node"}, "writers: is not supported with local=True"),
-        ({"keep_best": ("loss", "min", 1)}, "keep_best: is not supported with local=True"),
     ],
 )
 def test_options_that_are_not_supported(tmp_path: Path, options: dict[str, Any], why: str) -> None:

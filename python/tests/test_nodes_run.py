@@ -1,15 +1,18 @@
 """What the coordinator of nodes decides of a save or load."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from trunkline.checkpoint.nodes.agreement import Entry, Inventory, decide
 from trunkline.checkpoint.nodes.run import (
+    Kept,
+    NewSave,
     Refused,
     Run,
     abandoned_steps,
-    loadable_steps,
+    loadable_saves,
     plan_continuation,
     plan_load,
     plan_save,
@@ -31,7 +34,7 @@ RUN = Run("b1", ())
 
 
 def test_the_first_save() -> None:
-    plan = plan_save([Inventory(A), Inventory(B)], None, False, 7, 3, None)
+    plan = plan_save([Inventory(A), Inventory(B)], None, False, NewSave(7), Kept(3))
     assert (plan.entry.step, plan.entry.number, plan.entry.nodes, plan.entry.history) == (7, 1, (A, B), ())
     assert plan.removable == ()
 
@@ -52,15 +55,36 @@ def test_what_a_save_lets_be_removed(
     steps: list[int], step: int, keep: int | None, every: int | None, removed: list[int]
 ) -> None:
     found = both(*(entry(each, number=number) for number, each in enumerate(steps, 1)))
-    plan = plan_save(found, RUN, False, step, keep, every)
+    plan = plan_save(found, RUN, False, NewSave(step), Kept(keep, every))
     assert sorted(plan.removable) == sorted(f"save {each}" for each in removed)
     assert plan.entry.number == len(steps) + 1
 
 
+@pytest.mark.parametrize(
+    ("best", "losses", "removed"),
+    [
+        (("loss", "min", 1), [3.0, 1.0, 2.0, 2.5], [1, 3]),
+        (("loss", "max", 2), [3.0, 1.0, 2.0, 2.5], [2, 3]),
+        (("loss", "min", 1), [1.0, 1.0, 1.0, 1.0], [2, 3]),  # of equal ones the first
+        (("loss", "min", 2), ["NaN", "Infinity", None, 0.5], [1, 3]),
+        (("loss", "max", 1), ["Infinity", 5.0, 6.0, "NaN"], [2, 3]),
+        (("other", "max", 1), [3.0, 1.0, 2.0, 2.5], [1, 2, 3]),
+    ],
+)
+def test_the_best_are_kept_beside_the_last(
+    best: tuple[str, str, int], losses: list[Any], removed: list[int]
+) -> None:
+    metrics = [() if loss is None else (("loss", loss),) for loss in losses]
+    saves = [replace(entry(step), metrics=metrics[step - 1]) for step in (1, 2, 3)]
+    plan = plan_save(both(*saves), RUN, False, NewSave(4, metrics=metrics[3]), Kept(1, None, best))
+    assert sorted(plan.removable) == sorted(f"save {each}" for each in removed)
+    assert plan.entry.metrics == metrics[3]
+
+
 def test_a_run_that_has_not_loaded_must_not_save() -> None:
     with pytest.raises(Refused, match="up to step 3"):
-        plan_save(both(entry(3)), None, False, 9, 3, None)
-    fresh = plan_save(both(entry(3)), None, True, 9, 1, None)
+        plan_save(both(entry(3)), None, False, NewSave(9), Kept(3))
+    fresh = plan_save(both(entry(3)), None, True, NewSave(9), Kept(1))
     assert fresh.entry.history == (("b1", 0),)
     assert fresh.removable == ()
 
@@ -68,12 +92,12 @@ def test_a_run_that_has_not_loaded_must_not_save() -> None:
 def test_what_failed_is_removed_and_what_is_unknown_is_not() -> None:
     failed, unknown = entry(2), replace(entry(3, (A, "absent")), branch="b2")
     found = [Inventory(A, (entry(1), failed, unknown), frozenset({"save 1"})), both(entry(1))[1]]
-    assert plan_save(found, RUN, False, 4, 3, None).removable == ("save 2",)
+    assert plan_save(found, RUN, False, NewSave(4), Kept(3)).removable == ("save 2",)
 
 
 def test_another_run_has_saved() -> None:
     with pytest.raises(Refused, match="another run has saved step 3 meanwhile"):
-        plan_save(both(entry(3)), Run("b0", ()), False, 4, 3, None)
+        plan_save(both(entry(3)), Run("b0", ()), False, NewSave(4), Kept(3))
 
 
 def test_a_load_of_the_latest_is_an_entry_and_of_another_is_not() -> None:
@@ -86,13 +110,13 @@ def test_a_load_of_the_latest_is_an_entry_and_of_another_is_not() -> None:
     assert (load.base, load.number, load.history) == ("save 3", 4, (("b1", 3),))
     after = both(entry(1), entry(2), entry(3), load)
     assert decide(after).save == entry(3)
-    saved = plan_save(after, Run.of(load), False, 4, 2, None)
+    saved = plan_save(after, Run.of(load), False, NewSave(4), Kept(2))
     assert set(saved.removable) == {"save 1", "save 2", load.id}
 
     earlier = plan_load(found, 2)
     assert earlier is not None
     assert earlier.run == Run(start=entry(2), latest="save 3", left=("save 3",))
-    back = plan_save(found, earlier.run, False, 3, 5, None)
+    back = plan_save(found, earlier.run, False, NewSave(3), Kept(5))
     assert back.entry.history == (("b1", 2),)
     assert back.removable == ("save 3",)
     assert decide(both(entry(1), entry(2), entry(3), back.entry)).saves == (entry(1), entry(2), back.entry)
@@ -103,8 +127,8 @@ def test_a_continuation_stays_while_it_shows_that_its_save_counts() -> None:
     load = Entry("load", 2, "b2", (("b1", 1),), (A,), 1, base=save.id)
     found = [Inventory(A, (save, load), frozenset({load.id}))]
     assert decide(found).saves == (save,)
-    assert plan_save(found, Run.of(load), False, 2, 3, None).removable == ()
-    assert plan_save(found, Run.of(load), False, 2, 1, None).removable == ("load", "save 1")
+    assert plan_save(found, Run.of(load), False, NewSave(2), Kept(3)).removable == ()
+    assert plan_save(found, Run.of(load), False, NewSave(2), Kept(1)).removable == ("load", "save 1")
 
 
 def test_what_cannot_be_loaded() -> None:
@@ -120,7 +144,7 @@ def test_what_cannot_be_loaded() -> None:
             Refused, match="step 2 cannot be loaded: its bytes on node b are not here; .* 1 can"
         ):
             plan_load(found, step)
-    assert loadable_steps(found) == [1]
+    assert [each.step for each in loadable_saves(found)] == [1]
     earlier = plan_load(found, 1)
     assert earlier is not None
     assert earlier.save == alone
@@ -131,7 +155,7 @@ def test_nodes_without_anything_do_not_matter() -> None:
     plan = plan_load(found, None)
     assert plan is not None
     assert plan.holder == 1
-    assert loadable_steps(found) == [1]
+    assert [each.step for each in loadable_saves(found)] == [1]
 
 
 def test_abandoned_steps_are_named() -> None:

@@ -30,7 +30,7 @@ from trunkline.checkpoint.directory.agreement import agree, open_store
 from trunkline.checkpoint.directory.arguments import Writers, checked_options, names_of, ranks_of, writers_of
 from trunkline.checkpoint.directory.loading import Loading
 from trunkline.checkpoint.directory.part import Verify, Wanted
-from trunkline.checkpoint.directory.retention import KeepBest, Metrics, metrics_argument
+from trunkline.checkpoint.directory.retention import KeepBest, Metrics, Rules, metrics_argument
 from trunkline.checkpoint.directory.running_saves import await_saves_into
 from trunkline.checkpoint.directory.step_increment import IncrementRules
 from trunkline.checkpoint.directory.step_reader import StepReader
@@ -98,8 +98,8 @@ class Checkpointer:
     share on its node, and sends it to the others over the process group: so all nodes that have a share must
     be there, in any order, and others may be. A step counts once all nodes have committed it. Ranks that see
     the same directory are one node. All calls are collective but verify(): also load(step), latest() and
-    steps(). A process that has saved or loaded keeps the directory of its node locked until it ends. Does not
-    support keep_best, writers, incremental, tiers, delete(), metrics(), best() and open_tensors().
+    steps(), metrics() and best(). A process that has saved or loaded keeps the directory of its node locked
+    until it ends. Does not support writers, incremental, tiers, delete() and open_tensors().
 
     copies, domain: with local=True. copies=2: a second node keeps each share as well, and writes it from its
     own memory; so a step survives the loss of any node, and with copies=3 that of any two. load() reads the
@@ -474,11 +474,7 @@ class Checkpointer:
         Of all checkpoints in the directory; one that is damaged does not count. Raises ValueError without
         keep_best. Waits like latest() if there are no checkpoints.
         """
-        rules = self._context.rules
-        if rules.best is None:
-            raise ValueError(
-                'best(): needs keep_best=(metric, "min" or "max", how many), to know what is best'
-            )
+        rules = self._rules_with_best()
         found = []
         for step in self.steps():
             with suppress(FileNotFoundError, Corrupt, Format):  # removed meanwhile, or damaged
@@ -487,6 +483,14 @@ class Checkpointer:
         return rules.best_of(
             [(step, measured) for _, step, measured in sorted(found, key=lambda each: each[0])]
         )
+
+    def _rules_with_best(self) -> Rules:
+        rules = self._context.rules
+        if rules.best is None:
+            raise ValueError(
+                'best(): needs keep_best=(metric, "min" or "max", how many), to know what is best'
+            )
+        return rules
 
     def verify(self, step: SupportsIndex | None = None) -> None:
         """Compare every byte of a checkpoint (None: the last) with its checksum, without keeping any.

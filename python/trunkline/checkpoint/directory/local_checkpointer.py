@@ -1,5 +1,6 @@
 """A Checkpointer whose directory lies on disks that one node each sees: tl.Checkpointer(..., local=True)."""
 
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any, Literal, NoReturn, SupportsIndex, cast
 
 from trunkline._arguments import bool_argument, count_argument, step_argument
 from trunkline._core import Engine
-from trunkline._errors import Corrupt, Error, Unsupported
+from trunkline._errors import Corrupt, Error, Unsupported, exception_of
 from trunkline._formats.checkpoint_names import step_name
 from trunkline._formats.tensor_reader import TensorReader
 from trunkline._paths import absolute_path, path_name
@@ -15,9 +16,10 @@ from trunkline._tensor_io.memory import Device
 from trunkline._warnings import caller, warn_without_failing
 from trunkline.checkpoint.directory.arguments import checked_options, names_of, ranks_of
 from trunkline.checkpoint.directory.checkpointer import Checkpointer, register
-from trunkline.checkpoint.directory.local_load import LocalLoading
+from trunkline.checkpoint.directory.local_load import Listed, LocalLoading
 from trunkline.checkpoint.directory.local_save import LocalContext, LocalSave
 from trunkline.checkpoint.directory.part import Wanted
+from trunkline.checkpoint.directory.retention import KeepBest
 from trunkline.checkpoint.directory.step_save import StepSave
 from trunkline.checkpoint.directory.turn import Turn
 from trunkline.checkpoint.nodes.copies import KeptBy, about_copies, place_copies
@@ -29,7 +31,6 @@ from trunkline.checkpoint.tiers.tiers import Tiers
 
 # Options of Checkpointer that have no meaning here yet, and their defaults.
 _UNSUPPORTED = {
-    "keep_best": None,
     "writers": "rank",
     "incremental": False,
     "full_every": None,
@@ -47,6 +48,7 @@ class LocalCheckpointer(Checkpointer):
         local: bool = True,
         keep: SupportsIndex | None = 3,
         keep_every: SupportsIndex | None = None,
+        keep_best: KeepBest | None = None,
         fresh: bool = False,
         volumes: "Sequence[str | os.PathLike[str]] | None" = None,
         copies: SupportsIndex = 1,
@@ -67,7 +69,9 @@ class LocalCheckpointer(Checkpointer):
         number_of_copies = count_argument(copies, "copies")
         if not isinstance(domain, str | None):
             raise TypeError(f"domain: must be a str, not {type(domain).__name__}")
-        rules, fresh, timeout = checked_options(keep, keep_every, None, fresh, timeout, staging_bytes, engine)
+        rules, fresh, timeout = checked_options(
+            keep, keep_every, keep_best, fresh, timeout, staging_bytes, engine
+        )
         self.directory = Path(path_name(directory, "directory"))
         self._engine = engine
         names = names_of(volumes)
@@ -81,7 +85,13 @@ class LocalCheckpointer(Checkpointer):
         self._must_check_early = False
         self._wait_for_others()
         self._tiers = Tiers([], cast("Any", None), fresh, engine)
-        options = {"keep": rules.keep, "keep_every": rules.every, "fresh": fresh, "copies": number_of_copies}
+        options = {
+            "keep": rules.keep,
+            "keep_every": rules.every,
+            "keep_best": rules.best,
+            "fresh": fresh,
+            "copies": number_of_copies,
+        }
         nodes, node = self._open_node(names, options)
         self._context: LocalContext = LocalContext(
             cast("Any", None),  # other ranks than the first of a node have no store
@@ -185,19 +195,38 @@ class LocalCheckpointer(Checkpointer):
 
     def latest(self) -> int | None:
         """Return the step that load() returns; None if there is none. Collective. Waits for running saves."""
-        return self._listed("latest()")[0]
+        return self._listed("latest()").latest
 
     def steps(self) -> list[int]:
         """Return the steps that can be loaded, ascending. Collective. Waits for running saves."""
-        return self._listed("steps()")[1]
+        return self._listed("steps()").steps
 
-    def _listed(self, call: str) -> tuple[int | None, list[int]]:
+    def metrics(self, step: SupportsIndex) -> dict[str, float]:
+        """Return the metrics that the checkpoint of `step` was saved with. Collective.
+
+        Raises FileNotFoundError if there is no such checkpoint that can be loaded. Waits for running saves.
+        """
+        chosen = step_argument(step)
+        found = dict(self._listed(f"metrics({chosen})").saves)
+        if chosen not in found:
+            text = f"there is no checkpoint of step {chosen} that can be loaded; steps() lists them"
+            raise exception_of("system", errno.ENOENT, text, self._absolute)
+        return found[chosen]
+
+    def best(self) -> int | None:
+        """Return the step with the best value of the metric of keep_best; None if none has one. Collective.
+
+        Of the steps that can be loaded. Raises ValueError without keep_best. Waits for running saves.
+        """
+        return self._rules_with_best().best_of(self._listed("best()").saves)
+
+    def _listed(self, call: str) -> Listed:
         self._turn.check(call.partition("(")[0], self._absolute)
         self._wait_for_saves()
         with self._turn.lock:
             self._turn.begin(call)
             try:
-                return self._local.steps(call)
+                return self._local.listed(call)
             finally:
                 self._turn.end()
 
@@ -225,14 +254,6 @@ class LocalCheckpointer(Checkpointer):
     def delete(self, step: SupportsIndex) -> NoReturn:
         """Raise Unsupported: not with local=True yet."""
         raise self._unsupported("delete()")
-
-    def metrics(self, step: SupportsIndex) -> NoReturn:
-        """Raise Unsupported: not with local=True yet."""
-        raise self._unsupported("metrics()")
-
-    def best(self) -> NoReturn:
-        """Raise Unsupported: not with local=True yet."""
-        raise self._unsupported("best()")
 
     def open_tensors(
         self,

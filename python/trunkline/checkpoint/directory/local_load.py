@@ -39,7 +39,7 @@ from trunkline.checkpoint.nodes.run import (
     Refused,
     Run,
     abandoned_steps,
-    loadable_steps,
+    loadable_saves,
     plan_continuation,
     plan_load,
 )
@@ -72,6 +72,22 @@ class _Slice(NamedTuple):
     reader: int
 
 
+class Listed(NamedTuple):
+    """What nodes have.
+
+    latest: the latest step, whether or not it can be loaded. saves: those that can be, in the order in which
+    they were committed, with their metrics.
+    """
+
+    latest: int | None
+    saves: list[tuple[int, dict[str, float]]]
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that can be loaded, ascending."""
+        return sorted(step for step, _ in self.saves)
+
+
 class LocalLoading:
     """Loads steps for a Checkpointer with local=True. Its calls are collective."""
 
@@ -80,8 +96,8 @@ class LocalLoading:
         self._context = context
         self._group = group
 
-    def steps(self, call: str) -> tuple[int | None, list[int]]:
-        """Return the latest step, whether or not it can be loaded, and those that can be."""
+    def listed(self, call: str) -> Listed:
+        """Find out what there is."""
 
         def work(exchange: Exchange | None) -> Any:
             offered = self._entries(lock=False)
@@ -90,7 +106,7 @@ class LocalLoading:
         found = self._together(call, work)
         if "problem" in found:
             raise refusal(self._context, found["problem"], call)
-        return found["latest"], found["steps"]
+        return Listed(found["latest"], [(step, _measured(metrics)) for step, metrics in found["saves"]])
 
     def load(self, step: int | None, into: Any, wanted: Wanted) -> tuple[int, Any]:
         """Load a step (None: the latest); return its number and the state."""
@@ -185,8 +201,8 @@ class LocalLoading:
         found = [inventory_of(each) for each in self._context.of_nodes(offered)]
         try:
             plan = None
-            steps = loadable_steps(found)
-            latest = max(steps, default=None)
+            saves = loadable_saves(found)
+            latest = max((each.step for each in saves), default=None)
             try:
                 plan = plan_load(found, None)
                 latest = None if plan is None else plan.save.step
@@ -194,7 +210,7 @@ class LocalLoading:
                 pass  # the latest cannot be loaded; load() says so
         except (Conflict, Diverged) as error:
             return problem_of(error)
-        return {"latest": latest, "steps": steps}
+        return {"latest": latest, "saves": [(each.step, each.metrics) for each in saves]}
 
     def _plan(self, offered: list[Any], step: int | None, plans: list[LoadPlan]) -> dict[str, Any]:
         """Decide what is loaded, on rank 0."""
@@ -418,6 +434,10 @@ class LocalLoading:
             if index is None or checksum is None:
                 raise
             raise shards.corrupt_chunk(manifest, read, index, checksum) from error
+
+
+def _measured(metrics: list[tuple[str, float | str]]) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics}
 
 
 def _nothing() -> None:

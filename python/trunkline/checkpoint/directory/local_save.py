@@ -29,7 +29,7 @@ from trunkline.checkpoint.nodes.node_directory import (
     state_of_share,
 )
 from trunkline.checkpoint.nodes.record import entry_of, json_of
-from trunkline.checkpoint.nodes.run import Refused, Run, after_failure, plan_save
+from trunkline.checkpoint.nodes.run import Kept, NewSave, Refused, Run, after_failure, plan_save
 from trunkline.checkpoint.ranks.outcomes import combine, join
 from trunkline.checkpoint.state.difference import marks_of
 
@@ -179,9 +179,11 @@ class LocalSave(StepSave):
             "loaded": self._loaded,
         }
         rules = context.rules
+        measured = tuple(sorted(metrics_in_manifest(self._metrics).items()))
         try:
             run = after_failure(found, context.run, context.attempt)
-            plan = plan_save(found, run, context.fresh, self._step, rules.keep, rules.every, context.kept_by)
+            new = NewSave(self._step, context.kept_by, measured)
+            plan = plan_save(found, run, context.fresh, new, Kept(rules.keep, rules.every, rules.best))
         except (Refused, Conflict, Diverged) as error:
             return {**compared, **problem_of(error)}
         left = () if run is None else run.left

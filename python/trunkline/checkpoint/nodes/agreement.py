@@ -51,6 +51,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 History = tuple[tuple[str, int], ...]  # branches, sorted, and the last number that is continued from
+Metrics = tuple[tuple[str, float | str], ...]  # by name, as manifests have them: "NaN", and "Infinity"
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Entry:
     """A save, or the continuation of one.
 
     kept_by: of the share of each node, which nodes keep it (indexes of `nodes`); empty: each node its own.
+    metrics: what was measured of the state.
     """
 
     id: str
@@ -69,6 +71,7 @@ class Entry:
     digest: str = ""  # of the manifest of the save
     base: str | None = None  # of a continuation: the id of the save
     kept_by: tuple[tuple[int, ...], ...] = ()
+    metrics: Metrics = ()
 
     def continues(self, other: "Entry") -> bool:
         """Whether `other` is in the lineage of this entry. Every entry is in its own."""

@@ -69,8 +69,9 @@ def parse_record(text: bytes, path: str) -> Record:
 def json_of(entry: Entry) -> dict[str, Any]:
     """Return an entry as it is stored and sent."""
     values = asdict(entry)
-    if not entry.kept_by:
-        del values["kept_by"]  # which versions before copies reject
+    for name in ("kept_by", "metrics"):
+        if not values[name]:
+            del values[name]  # earlier versions reject entries that have it
     return values
 
 
@@ -87,6 +88,8 @@ def entry_of(about: Mapping[str, Any]) -> Entry:
     if "kept_by" in values:
         values["kept_by"] = tuple(tuple(map(_number, nodes)) for nodes in values["kept_by"])
         _check_kept_by(values["kept_by"], len(values["nodes"]))
+    if "metrics" in values:
+        values["metrics"] = tuple((_text(name), _measured(value)) for name, value in values["metrics"])
     return Entry(**values)
 
 
@@ -111,6 +114,12 @@ def _number(value: Any) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r} is not a whole number from 0 on")
     return value
+
+
+def _measured(value: Any) -> float | str:
+    if type(value) is not float and value not in ("NaN", "Infinity", "-Infinity"):
+        raise ValueError(f"{value!r} is not a number as manifests have it")
+    return value  # type: ignore[no-any-return]
 
 
 def _text(value: Any) -> str:

@@ -1,14 +1,17 @@
 """What the coordinator of nodes decides of a save or load: pure functions, but for ids that they choose."""
 
+import math
 import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from trunkline.checkpoint.nodes.agreement import (
     Decision,
     Entry,
     History,
     Inventory,
+    Metrics,
     decide,
     next_history,
     next_number,
@@ -61,18 +64,28 @@ class SavePlan:
     removable: tuple[str, ...]
 
 
-def plan_save(
-    found: Sequence[Inventory],
-    run: Run | None,
-    fresh: bool,
-    step: int,
-    keep: int | None,
-    every: int | None,
-    kept_by: KeptBy = (),
-) -> SavePlan:
-    """Plan a save. found: of all nodes of the run, each with an id. run: None before its first save.
+class Kept(NamedTuple):
+    """Which saves are kept: the last `keep` (None: all), and beside them those that the others name.
 
-    kept_by: as in the entry.
+    every: those whose step is a multiple of it. best: those with the best values of a metric: its name, "min"
+    or "max", and how many.
+    """
+
+    keep: int | None
+    every: int | None = None
+    best: tuple[str, str, int] | None = None
+
+
+class NewSave(NamedTuple):
+    """What is saved. kept_by, metrics: as in the entry."""
+
+    step: int
+    kept_by: KeptBy = ()
+    metrics: Metrics = ()
+
+
+def plan_save(found: Sequence[Inventory], run: Run | None, fresh: bool, new: NewSave, kept: Kept) -> SavePlan:
+    """Plan a save. found: of all nodes of the run, each with an id. run: None before its first save.
 
     Raises Refused if these nodes have checkpoints that the run does not continue from.
     """
@@ -92,28 +105,51 @@ def plan_save(
     else:
         branch, history = run.branch, run.history
     nodes = tuple(each.node for each in found)
-    entry = Entry(secrets.token_hex(16), next_number(found), branch, history, nodes, step, kept_by=kept_by)
+    entry = Entry(
+        secrets.token_hex(16),
+        next_number(found),
+        branch,
+        history,
+        nodes,
+        new.step,
+        kept_by=new.kept_by,
+        metrics=new.metrics,
+    )
     gone = {each.id for each in decision.failed}
     if run is not None:
-        kept = [each for each in decision.saves if each.id not in run.left]
-        gone |= _removable(kept, entry, keep, every)
-        if keep is not None:
+        saves = [each for each in decision.saves if each.id not in run.left]
+        gone |= _removable(saves, entry, kept)
+        if kept.keep is not None:
             gone |= set(run.left)
     gone |= _superfluous(found, decision, gone)
     return SavePlan(entry, tuple(sorted(gone)))
 
 
-def _removable(saves: Sequence[Entry], new: Entry, keep: int | None, every: int | None) -> set[str]:
+def _removable(saves: Sequence[Entry], new: Entry, kept: Kept) -> set[str]:
     """Return what retention removes of the lineage, as for other checkpoints."""
     same = [each for each in saves if each.step == new.step]
     others = [each for each in saves if each.step != new.step]
     gone = list(same)
-    if keep is not None:
+    if kept.keep is not None:
         # Those of later steps first: the run has gone back behind them.
         in_order = sorted(others, key=lambda each: (each.step < new.step, each.number))
-        excess = in_order[: max(0, len(in_order) + 1 - keep)]
-        gone += [each for each in excess if every is None or each.step % every]
+        excess = in_order[: max(0, len(in_order) + 1 - kept.keep)]
+        best = _best([*others, new], kept)
+        gone += [
+            each for each in excess if (kept.every is None or each.step % kept.every) and each.id not in best
+        ]
     return {each.id for each in gone}
+
+
+def _best(saves: Sequence[Entry], kept: Kept) -> set[str]:
+    """Return the saves with the best values; of equal ones the first is the better."""
+    if kept.best is None:
+        return set()
+    metric, order, count = kept.best
+    sign = 1 if order == "min" else -1
+    values = [(float(dict(each.metrics).get(metric, math.nan)), each) for each in saves]
+    ranking = sorted((sign * value, each.number, each.id) for value, each in values if not math.isnan(value))
+    return {name for *_, name in ranking[:count]}
 
 
 def _superfluous(found: Sequence[Inventory], decision: Decision, gone: Collection[str]) -> set[str]:
@@ -188,10 +224,11 @@ def _missing_owners(decision: Decision, save: Entry | None) -> list[str]:
     return [share.owner for share in missing_shares(shares_of(save), decision.holders.get(save.id, ()))]
 
 
-def loadable_steps(found: Sequence[Inventory]) -> list[int]:
-    """Return the steps that these nodes can load, ascending."""
+def loadable_saves(found: Sequence[Inventory]) -> list[Entry]:
+    """Return the saves that these nodes can load, in their order; of each step the last one."""
     decision = decide(each for each in found if each.node)
-    return sorted({each.step for each in decision.saves if not _missing_owners(decision, each)})
+    last = {each.step: each for each in decision.saves if not _missing_owners(decision, each)}
+    return sorted(last.values(), key=lambda each: each.number)
 
 
 def _loadable(decision: Decision) -> str:
