@@ -142,6 +142,32 @@ def test_a_damaged_share_is_read_from_its_copy(tmp_path: Path) -> None:
         ranks.finish()
 
 
+def test_two_of_three_copies_are_damaged(tmp_path: Path) -> None:
+    paths = directories(tmp_path, range(3))
+    with RankProcesses(3) as ranks:
+        open_all(ranks, paths, copies=3)
+        ranks.all("save", 1, state(1), block=True)
+        damage([*shards_of(paths[0], 1), *shards_of(paths[1], 1)])
+        assert [len(warned) for warned in ranks.all("load_warns", state(1))] == [1, 2, 0]
+        for shard in shards_of(paths[2], 1):
+            shard.unlink()
+        assert ranks.failures("loads", state(1)).keys() == {0, 1, 2}
+        ranks.finish()
+
+
+def test_every_node_has_a_damaged_share(tmp_path: Path) -> None:
+    """So that at first none of them can be read."""
+    paths = directories(tmp_path, range(2))
+    with RankProcesses(2) as ranks:
+        open_all(ranks, paths, copies=2)
+        ranks.all("save", 1, state(1), block=True)
+        for path in paths:
+            own, _ = shards_of(path, 1)
+            damage([own])
+        assert [len(warned) for warned in ranks.all("load_warns", state(1))] == [1, 1]
+        ranks.finish()
+
+
 def test_a_share_whose_manifest_is_gone_is_read_from_its_copy(tmp_path: Path) -> None:
     paths = directories(tmp_path, range(2))
     with RankProcesses(2) as ranks:

@@ -5,6 +5,7 @@ other ranks over the process group, in slices with a checksum each.
 """
 
 import errno
+import itertools
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -344,7 +345,9 @@ class LocalLoading:
         able = [[node for node in share.nodes if node in there] for share in shares_of(save)]
         slices: list[_Slice] = []
         left = list(range(len(able)))
-        while left:
+        for attempt in itertools.count():
+            if not left:
+                break
             chosen = choose_readers([able[share] for share in left])
             pieces = {
                 share: self._pieces_to_read(save, whole, share, node, there[node])
@@ -360,8 +363,7 @@ class LocalLoading:
                     raise error
                 warn_without_failing(f"{error}. It is read on another node that has a copy", caller())
             # A rank may read for as long as it is alive. Only what comes now has a time limit.
-            topic = f"read, {len(slices)}"
-            again = combine(exchange, topic, [share for share, _ in failed], _distinct, _BUT)
+            again = combine(exchange, f"read, {attempt}", [share for share, _ in failed], _distinct, _BUT)
             for share, node in zip(left, chosen, strict=True):
                 if share in again:
                     able[share].remove(node)
