@@ -11,6 +11,7 @@ import random
 import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -431,10 +432,15 @@ def _use_seed() -> bytes:
 def _record_seeds() -> list[bytes]:
     load = Entry("4" * 32, 3, "b2", (("b1", 1),), ("0123456789abcdef", "n2"), 70, base="5" * 32)
     record = node_records.Record("0123456789abcdef", {load.id: load}, frozenset({"5" * 32}))
+    measured = (("accuracy", 0.5), ("loss", "NaN"))
+    save = Entry("5" * 32, 2, "b1", (), ("n1", "n2"), 70, "d", kept_by=((0, 1), (1, 0)), metrics=measured)
     valid = node_records.format_record(record)
-    about = json.loads(valid)
-    del about["crc32c"]
-    return [valid, b"x" + json.dumps(about).encode()]
+    seeds = [valid]
+    for text in (valid, node_records.format_record(replace(record, last=save))):
+        about = json.loads(text)
+        del about["crc32c"]
+        seeds.append(b"x" + json.dumps(about).encode())
+    return seeds
 
 
 def _trace_seeds() -> list[bytes]:

@@ -1,6 +1,7 @@
 """The record of a node, trunkline-node.json: its id, continuations, and the ids of committed entries."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -117,7 +118,8 @@ def _number(value: Any) -> int:
 
 
 def _measured(value: Any) -> float | str:
-    if type(value) is not float and value not in ("NaN", "Infinity", "-Infinity"):
+    is_number = type(value) is float and math.isfinite(value)
+    if not is_number and value not in ("NaN", "Infinity", "-Infinity"):
         raise ValueError(f"{value!r} is not a number as manifests have it")
     return value  # type: ignore[no-any-return]
 
