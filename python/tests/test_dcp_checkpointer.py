@@ -5,8 +5,6 @@ import json
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import RunScript
+from support_cli import command, document
 from support_dcp import numbers, save, shards
 
 import trunkline as tl
@@ -518,21 +517,6 @@ def test_saves_in_an_exit_handler(run_script: RunScript, tmp_path: Path) -> None
         """
     )
     assert tl.dcp.Checkpointer(tmp_path / "run").steps() == [1, 2]
-
-
-def command(*arguments: "str | Path", expect: int = 0) -> str:
-    """Run `trunkline checkpoint`; return what it printed."""
-    words = [sys.executable, "-m", "trunkline", "checkpoint", *map(str, arguments)]
-    result = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-    assert result.returncode == expect, result.stdout + result.stderr
-    return result.stdout + result.stderr
-
-
-def document(*arguments: "str | Path", expect: int = 0) -> dict[str, Any]:
-    """What it prints with --json."""
-    printed = command(*arguments, "--json", expect=expect)
-    parsed: dict[str, Any] = json.JSONDecoder().raw_decode(printed)[0]
-    return parsed
 
 
 def test_the_command_line_understands_the_directory(tmp_path: Path) -> None:
