@@ -16,7 +16,8 @@ import torch
 from rank_processes import LOCAL_PHASES, Failed, RankProcesses, mount_privately
 
 import trunkline as tl
-from trunkline.checkpoint.nodes.node_directory import RECORD, NodeDirectory
+from trunkline._formats.node_names import RECORD
+from trunkline.checkpoint.nodes.node_directory import NodeDirectory
 
 STATE = {"kilobytes": 700, "tensors": 3}
 

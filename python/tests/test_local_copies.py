@@ -14,7 +14,7 @@ from rank_processes import RankProcesses
 from test_local_checkpoints import directories, nbytes_in, open_all, state
 
 import trunkline as tl
-from trunkline.checkpoint.nodes.node_directory import RECORD
+from trunkline._formats.node_names import RECORD
 
 TOTAL = 3 * 700 * 1024  # bytes of a state
 

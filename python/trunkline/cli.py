@@ -18,12 +18,14 @@ from trunkline._cli_errors import report_error
 from trunkline._command import INTERRUPTED
 from trunkline._errors import Cancelled, Error, errno_reason
 from trunkline._formats.dcp_names import is_dcp_directory
+from trunkline._formats.node_names import is_node_directory
 from trunkline._html import check_page_name, check_writable, why_not_writable
 
 _OK, _FAILED, _USAGE = 0, 1, 2  # the exit statuses of src/cli
 # Of `trunkline checkpoint`, those in Python; the program has the others.
 _CHECKPOINT_COMMANDS = ("export", "import", "rm", "diff", "plan")
-_ALSO_OF_DCP = ("ls", "show", "verify", "gc")  # in the program for directories of Checkpointer
+# Those in Python for directories of trunkline.dcp and of nodes, and in the program for others.
+_ALSO_IN_PYTHON = ("ls", "show", "verify", "gc")
 
 
 def _program() -> Path:
@@ -154,10 +156,12 @@ def _complete(arguments: list[str]) -> int:
 
 
 def _is_in_python(command: str, arguments: list[str]) -> bool:
-    """Whether a command of `trunkline checkpoint` is in Python: some are for directories of trunkline.dcp."""
+    """Whether a command of `trunkline checkpoint` is in Python: some are for directories of certain kinds."""
     if command in _CHECKPOINT_COMMANDS:
         return True
-    return command in _ALSO_OF_DCP and any(map(is_dcp_directory, arguments))
+    return command in _ALSO_IN_PYTHON and any(
+        is_dcp_directory(each) or is_node_directory(each) for each in arguments
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:

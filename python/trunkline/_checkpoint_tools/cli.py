@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trunkline._checkpoint_tools import node_cli
 from trunkline._checkpoint_tools.plan_cli import OPTIONS as _PLAN_OPTIONS
 from trunkline._checkpoint_tools.plan_cli import add_plan
 from trunkline._command import FAILED, OK, Parser, run_command
 from trunkline._core import CheckpointStore
 from trunkline._errors import Unsupported, reword
 from trunkline._formats.dcp_names import is_dcp_directory
+from trunkline._formats.node_names import is_node_directory
 from trunkline._sizes import size
 
 
@@ -364,11 +366,17 @@ _OPTIONS = {
 }  # by the arguments of export_checkpoint() and import_checkpoint()
 
 
+def _parser_for(arguments: Sequence[str]) -> Parser:
+    if arguments[0] not in node_cli.COMMANDS:
+        return make_parser()
+    return node_cli.make_parser() if any(map(is_node_directory, arguments[1:])) else make_dcp_parser()
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run a command; `arguments` begin with its name. Returns the exit status."""
     return run_command(
         f"checkpoint {arguments[0]}",
-        make_dcp_parser() if arguments[0] in ("ls", "show", "verify", "gc") else make_parser(),
+        _parser_for(arguments),
         arguments,
         interrupted=lambda options: "" if options.command == "rm" else "; nothing was changed",
         status_of=_status_of,

@@ -24,9 +24,9 @@ from weakref import WeakSet
 from trunkline._core import CheckpointStore
 from trunkline._errors import Corrupt, Error, Format, Unsupported, exception_of, system_error
 from trunkline._formats.checkpoint_names import DESCRIPTOR, step_of
+from trunkline._formats.node_names import RECORD, SAVES
 from trunkline._replacing import replacing
 from trunkline.checkpoint.nodes.agreement import Entry, Inventory
-from trunkline.checkpoint.nodes.record import NAME as RECORD
 from trunkline.checkpoint.nodes.record import (
     Record,
     entry_of,
@@ -37,7 +37,6 @@ from trunkline.checkpoint.nodes.record import (
 )
 
 _LOCK = "trunkline-node.lock"
-_SAVES = "saves"
 _SHARE = "share of a node"  # the key of the state in `saves`, which no state of a user has at this place
 
 # Who in this process has used a directory, by device and inode of its lock file.
@@ -56,7 +55,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 def check_not_of_node(directory: str, doing: str) -> None:
     """Raise Unsupported if a directory of checkpoints holds the shares of a node. doing: "save into"."""
     node, name = os.path.split(os.path.abspath(directory))  # noqa: PTH100
-    if name == _SAVES and os.path.exists(f"{node}/{RECORD}"):  # noqa: PTH110
+    if name == SAVES and os.path.exists(f"{node}/{RECORD}"):  # noqa: PTH110
         raise Unsupported(
             None,
             f"cannot {doing} {directory}: it holds the shares of a node, which only a Checkpointer with "
@@ -71,7 +70,7 @@ class NodeDirectory:
     def __init__(self, directory: str, volumes: list[str] | None = None) -> None:
         """Open it, which creates nothing. Raises Error if it cannot be read, Corrupt if it is damaged."""
         self.directory = directory
-        self.store = CheckpointStore(f"{directory}/{_SAVES}", volumes=volumes)
+        self.store = CheckpointStore(f"{directory}/{SAVES}", volumes=volumes)
         self._record = Record()
         self.is_used = False  # by a save or load of this process
         self._new_lock: int | None = None  # the descriptor, if the last lock() has locked it

@@ -11,7 +11,6 @@ from trunkline._core import crc32c
 from trunkline._errors import Corrupt, Format
 from trunkline.checkpoint.nodes.agreement import Entry
 
-NAME = "trunkline-node.json"
 _FORMAT = "trunkline node"
 _VERSION = 1
 

@@ -1,0 +1,102 @@
+"""The commands of `trunkline checkpoint` for the directory of a node (Checkpointer with local=True)."""
+
+import argparse
+from typing import Any, NoReturn
+
+from trunkline._checkpoint_tools.node_directory import NodeShares
+from trunkline._command import Parser
+from trunkline._errors import Unsupported
+from trunkline._sizes import size
+
+COMMANDS = ("ls", "show", "verify", "gc")
+
+
+def make_parser() -> Parser:
+    """Return the parser of the commands that the program has for other directories."""
+    parser = Parser(prog="trunkline checkpoint")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    for name, act in zip(COMMANDS, (_ls, _show, _verify, _gc), strict=True):
+        command = commands.add_parser(name)
+        command.add_argument("directory", metavar="DIR", help="the directory of a node")
+        command.add_argument("--json", action="store_true", help="print one JSON document")
+        command.set_defaults(run=act)
+    for name in ("show", "verify"):
+        commands.choices[name].add_argument("--step", type=int, metavar="N", help="number of a step")
+    commands.choices["verify"].add_argument("--all", action="store_true", help="verify every step")
+    for option in ("--dry-run", "--orphaned"):
+        commands.choices["gc"].add_argument(option, action="store_true", help="no effect")
+    return parser
+
+
+def _document(options: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
+    named = {"command": f"checkpoint {options.command}", "schema": 1, "directory": options.directory}
+    return {**named, **found}
+
+
+def _ls(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    found = NodeShares(options.directory).listed()
+    lines = [f"node {found['node']}: its share of each step, with the copies that it keeps"]
+    if found["checkpoints"]:
+        lines.append(f"{'step':<10}{'time':>20}{'nodes':>7}{'copies':>8}{'ranks':>7}{'size':>10}{'here':>10}")
+    for each in found["checkpoints"]:
+        step = "" if each["step"] is None else each["step"]
+        if "error" in each:
+            lines.append(f"{step:<10}  {each['error']['message']}")
+            continue
+        marks = [] if each["is_committed"] else ["not committed"]
+        marks += [] if each["is_complete"] else ["incomplete"]
+        lines.append(
+            f"{step:<10}{each['time']:>20}{len(each['nodes']):>7}{each['copies']:>8}{each['world_size']:>7}"
+            f"{size(each['bytes']):>10}{size(each['bytes_here']):>10}  {', '.join(marks)}".rstrip()
+        )
+    if found["lost"] is not None:
+        lines.append(f"the share of step {found['lost']}, which was committed last here, is gone")
+    if not found["checkpoints"]:
+        lines.append(f"{options.directory} has no checkpoints")
+    return _document(options, found), "\n".join(lines)
+
+
+def _show(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    found = NodeShares(options.directory).shown(options.step)
+    if "error" in found:
+        return _document(options, found), f"step {found['step']}: {found['error']['message']}"
+    lines = [
+        f"step {found['step']}, saved {found['time']}; ranks: {found['world_size']}, nodes: "
+        f"{len(found['nodes'])}, copies: {found['copies']}"
+        + ("" if found["is_committed"] else "; not known here to be committed"),
+        "",
+    ]
+    lines += [
+        f"share of node {each['node']}: kept by {', '.join(each['kept_by'])}" for each in found["shares"]
+    ]
+    lines += [f"here: {each['path']}, {size(each['bytes'])}" for each in found["shards"]]
+    lines += [
+        f"{each['name']}: {each['dtype']} {each['shape']}, {size(each['bytes'])}" for each in found["tensors"]
+    ]
+    lines.append(f"{size(found['bytes'])} on all nodes, {size(found['bytes_here'])} here")
+    return _document(options, found), "\n".join(lines)
+
+
+def _verify(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    if options.all and options.step is not None:
+        raise ValueError("--step and --all cannot be combined")
+    results = NodeShares(options.directory).verified(options.step, options.all)
+    lines = []
+    for each in results:
+        problems = [found["message"] for found in each.get("mismatches", ())]
+        problems += [each["error"]["message"]] if "error" in each else []
+        what = f"entry {each['entry']}" if each["step"] is None else f"step {each['step']}"
+        state = "verified" if each["ok"] else "damaged"
+        lines += [f"{what}: {state}, {size(each.get('bytes', 0))} here", *(f"  {text}" for text in problems)]
+    ok = bool(results) and all(each["ok"] for each in results)
+    text = "\n".join(lines or [f"{options.directory} has no checkpoints"])
+    return _document(options, {"ok": ok, "checkpoints": results}), text
+
+
+def _gc(options: argparse.Namespace) -> NoReturn:
+    raise Unsupported(
+        None,
+        f"{options.directory} is the directory of a node. What a save that failed has left there is "
+        "removed by the first save of the next run",
+        options.directory,
+    )

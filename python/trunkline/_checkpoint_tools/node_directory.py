@@ -1,0 +1,129 @@
+"""`trunkline checkpoint ls`, `show` and `verify` for the directory of a node (Checkpointer with local=True).
+
+A node has its share of each step, and copies of those of others; what other nodes have, it only knows by
+what was agreed when the step was saved.
+"""
+
+import errno
+import os
+from typing import Any
+
+from trunkline._core import CheckpointStore
+from trunkline._errors import Corrupt, exception_of, kind_of
+from trunkline.checkpoint.nodes.agreement import Entry
+from trunkline.checkpoint.nodes.copies import keepers_of
+from trunkline.checkpoint.nodes.node_directory import NodeDirectory, share_of
+
+
+class NodeShares:
+    """What one node has."""
+
+    def __init__(self, directory: str) -> None:
+        """Read it. Raises Corrupt, Error."""
+        self._node = NodeDirectory(directory)
+        inventory = self._node.inventory()
+        self._committed = inventory.committed
+        self._saves = [each for each in inventory.prepared if each.base is None]
+
+    def listed(self) -> dict[str, Any]:
+        """Return the document of `ls`."""
+        found = [self._listed(each) for each in self._saves]
+        for number, error in sorted(self._node.damaged.items()):
+            found.append({"step": None, "entry": number, "error": _error(error)})
+        lost = self._node.lost_save()
+        return {
+            "node": self._node.id,
+            "lost": None if lost is None else lost.step,
+            "checkpoints": sorted(found, key=lambda each: int(each["entry"])),
+        }
+
+    def shown(self, step: int | None) -> dict[str, Any]:
+        """Return the document of `show`."""
+        entry = self._find(step)
+        manifest = self._store.open_manifest(entry.number)
+        whole = share_of(self._store, entry.number)["whole"]
+        return {
+            **self._listed(entry),
+            "shares": [
+                {"node": owner, "kept_by": [entry.nodes[node] for node in keepers]}
+                for owner, keepers in zip(entry.nodes, keepers_of(entry), strict=True)
+            ],
+            "shards": [
+                {"path": path, "bytes": nbytes}
+                for path, nbytes in zip(manifest.shard_paths(), manifest.shard_bytes(), strict=True)
+            ],
+            "tensors": [
+                {"name": name, "dtype": dtype, "shape": shape, "bytes": nbytes}
+                for name, dtype, shape, nbytes in whole["tensors"]
+            ],
+        }
+
+    def verified(self, step: int | None, every: bool) -> list[dict[str, Any]]:
+        """Return the results of `verify`: of a step (None: the last that the node has), or of every one."""
+        chosen = self._saves if every else [self._find(step)]
+        results = []
+        for entry in chosen:
+            found = self._store.verify(entry.number)
+            about = {"step": entry.step, "entry": entry.number, "ok": not found["mismatches"]}
+            results.append({**about, "bytes": found["bytes"], "mismatches": found["mismatches"]})
+        if every or step is None:
+            for number, error in sorted(self._node.damaged.items()):
+                results.append({"step": None, "entry": number, "ok": False, "error": _error(error)})
+        return results
+
+    @property
+    def _store(self) -> CheckpointStore:
+        return self._node.store
+
+    def _find(self, step: int | None) -> Entry:
+        found = [each for each in self._saves if step in (None, each.step)]
+        if not found:
+            what = "no share of any step" if step is None else f"no share of step {step}"
+            steps = ", ".join(str(each.step) for each in self._saves)
+            raise exception_of(
+                "system",
+                errno.ENOENT,
+                f"{self._node.directory} has {what}{f'; it has those of {steps}' if steps else ''}",
+                self._node.directory,
+            )
+        return found[-1]
+
+    def _listed(self, entry: Entry) -> dict[str, Any]:
+        about: dict[str, Any] = {
+            "step": entry.step,
+            "entry": entry.number,
+            "nodes": list(entry.nodes),
+            "copies": len(keepers_of(entry)[0]),
+            "is_committed": entry.id in self._committed,
+            "metrics": dict(entry.metrics),
+        }
+        try:
+            manifest = self._store.open_manifest(entry.number)
+            whole = share_of(self._store, entry.number)["whole"]
+        except Corrupt as error:  # since it was read
+            return {**about, "error": _error(error)}
+        sizes = manifest.shard_bytes()
+        return {
+            **about,
+            "time": manifest.time,
+            "world_size": manifest.world_size,
+            "bytes": sum(nbytes for *_, nbytes in whole["tensors"]),
+            "bytes_here": sum(sizes),
+            "is_complete": list(map(_size, manifest.shard_paths())) == list(sizes),
+        }
+
+
+def _size(path: str) -> int | None:
+    try:
+        return os.stat(path).st_size  # noqa: PTH116 - a str
+    except OSError:
+        return None
+
+
+def _error(error: Corrupt) -> dict[str, Any]:
+    return {
+        "kind": kind_of(error),
+        "errno": error.errno or 0,
+        "message": str(error),
+        "path": error.filename,
+    }
