@@ -85,13 +85,8 @@ class LocalCheckpointer(Checkpointer):
         self._must_check_early = False
         self._wait_for_others()
         self._tiers = Tiers([], cast("Any", None), fresh, engine)
-        options = {
-            "keep": rules.keep,
-            "keep_every": rules.every,
-            "keep_best": rules.best,
-            "fresh": fresh,
-            "copies": number_of_copies,
-        }
+        options = {"keep": rules.keep, "keep_every": rules.every, "keep_best": rules.best}
+        options |= {"fresh": fresh, "copies": number_of_copies}
         nodes, node = self._open_node(names, options)
         self._context: LocalContext = LocalContext(
             cast("Any", None),  # other ranks than the first of a node have no store
@@ -109,7 +104,11 @@ class LocalCheckpointer(Checkpointer):
         )
         self._context.rebase(self._ranks.collectives())
         self._local = LocalLoading(self._context, self._process_group)
-        lost = None if node is None else node.lost_save()
+        if node is not None:
+            self._warn_of_shares(node)
+
+    def _warn_of_shares(self, node: NodeDirectory) -> None:
+        lost = node.lost_save()
         if lost is not None:
             warn_without_failing(
                 f"the share of step {lost.step}, which this node has committed last, is gone: "
@@ -118,7 +117,7 @@ class LocalCheckpointer(Checkpointer):
                 "from an earlier step",
                 caller(),
             )
-        for number, error in sorted({} if node is None else node.damaged.items()):
+        for number, error in sorted(node.damaged.items()):
             warn_without_failing(
                 f"{error}. The other steps of this node can be loaded. If it cannot be restored, remove "
                 f"{self._absolute}/saves/{step_name(number)}",
