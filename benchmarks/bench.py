@@ -14,8 +14,7 @@ what it measures.
 The numbers are also written to build/bench/bench.json. Those of a run of all sections are kept in
 benchmarks/results, from which make_tables.py makes the tables of docs/performance.md; `--keep FILE` puts
 those of some sections in the place of what FILE has of them. compare.py says what became slower.
-Memory needed: three times --size, or ten for nodes, and for disks with a known limit room for nine times
---size in /dev/shm.
+Memory needed: seven times --size, and for disks with a known limit room for nine times --size in /dev/shm.
 """
 
 from __future__ import annotations

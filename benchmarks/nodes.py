@@ -61,6 +61,9 @@ class Ranks:
         return max(seconds), results
 
     def end(self) -> None:
+        if any(rank.poll() is not None for rank in self._ranks):  # the others would wait for it
+            for rank in self._ranks:
+                rank.kill()
         for rank in self._ranks:
             rank.communicate()
         self._store.cleanup()
@@ -80,11 +83,12 @@ def limited_to(bench: Workbench, mb_s: int) -> Iterator[None]:
 
 def measure(bench: Workbench) -> list[Comparison]:
     bench.free_transfer_memory()
-    total = model_state.total_bytes(bench.state)
+    nbytes = bench.bytes // 2  # each rank has the state three times
+    total = model_state.total_bytes(model_state.make(nbytes))
     directories = bench.disks.directories
     count = len(directories)
     files = [directory / "fio" for directory in directories]
-    ranks = Ranks(directories, bench.bytes)
+    ranks = Ranks(directories, nbytes)
 
     def timed(way: str) -> float:
         bench.disks.rest()
