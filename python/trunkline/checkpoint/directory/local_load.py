@@ -243,7 +243,7 @@ class LocalLoading:
             return []
         return [
             f"{self._context.directory}: step {plan.save.step} is on fewer nodes than it was saved to: "
-            f"without {', '.join(lost)}. The next save makes all copies again"
+            f"without {', '.join(lost)}. The next save has all copies; this step stays as it is"
         ]
 
     def _describe(self, save: Entry, holder: int) -> Any:
