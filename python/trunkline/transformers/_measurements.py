@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from trunkline.checkpoint.directory.retention import Rules
+from trunkline.checkpoint.retention import Rules
 
 
 class Measurements:

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trunkline import _core
-from trunkline.checkpoint.directory.retention import Rules
 from trunkline.checkpoint.directory.step_increment import IncrementRules
 from trunkline.checkpoint.ranks.group import Ranks, rank_error
 from trunkline.checkpoint.ranks.outcomes import await_result, join, publish_result, together
+from trunkline.checkpoint.retention import Rules
 from trunkline.checkpoint.tiers.tier import Tier
 
 

@@ -16,8 +16,8 @@ from trunkline._arguments import (
 )
 from trunkline._paths import absolute_path
 from trunkline._torch_or_numpy import HAS_TORCH
-from trunkline.checkpoint.directory.retention import KeepBest, Rules
 from trunkline.checkpoint.ranks.group import GroupRanks, Ranks
+from trunkline.checkpoint.retention import KeepBest, Rules
 
 Writers = Literal["rank", "node"] | Sequence[int]
 

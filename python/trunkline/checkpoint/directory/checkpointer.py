@@ -30,7 +30,6 @@ from trunkline.checkpoint.directory.agreement import agree, open_store
 from trunkline.checkpoint.directory.arguments import Writers, checked_options, names_of, ranks_of, writers_of
 from trunkline.checkpoint.directory.loading import Loading
 from trunkline.checkpoint.directory.part import Verify, Wanted
-from trunkline.checkpoint.directory.retention import KeepBest, Metrics, Rules, metrics_argument
 from trunkline.checkpoint.directory.running_saves import await_saves_into
 from trunkline.checkpoint.directory.step_increment import IncrementRules
 from trunkline.checkpoint.directory.step_reader import StepReader
@@ -42,6 +41,7 @@ from trunkline.checkpoint.ranks.outcomes import (
     give_up,
     mark_earlier,
 )
+from trunkline.checkpoint.retention import KeepBest, Metrics, Rules, metrics_argument
 from trunkline.checkpoint.save import SaveHandle, raise_unobserved, take_failures
 from trunkline.checkpoint.tiers.drain import DrainStatus
 from trunkline.checkpoint.tiers.tier import Tier, tiers_argument

@@ -19,13 +19,13 @@ from trunkline.checkpoint.directory.checkpointer import Checkpointer, register
 from trunkline.checkpoint.directory.local_load import Listed, LocalLoading
 from trunkline.checkpoint.directory.local_save import LocalContext, LocalSave
 from trunkline.checkpoint.directory.part import Wanted
-from trunkline.checkpoint.directory.retention import KeepBest
 from trunkline.checkpoint.directory.step_save import StepSave
 from trunkline.checkpoint.directory.turn import Turn
 from trunkline.checkpoint.nodes.copies import KeptBy, about_copies, place_copies
 from trunkline.checkpoint.nodes.detection import Nodes, SharedDirectory, find_nodes
 from trunkline.checkpoint.nodes.node_directory import NodeDirectory
 from trunkline.checkpoint.ranks.group import Exchange, GroupRanks, rank_error
+from trunkline.checkpoint.retention import KeepBest
 from trunkline.checkpoint.save import SaveHandle
 from trunkline.checkpoint.tiers.tiers import Tiers
 

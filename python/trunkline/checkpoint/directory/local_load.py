@@ -25,7 +25,6 @@ from trunkline._warnings import caller, warn_without_failing
 from trunkline.checkpoint.directory import shards
 from trunkline.checkpoint.directory.local_save import LocalContext, pieces_kept_by, problem_of, refusal
 from trunkline.checkpoint.directory.part import Part, Wanted
-from trunkline.checkpoint.directory.retention import METRICS
 from trunkline.checkpoint.directory.shares import Piece
 from trunkline.checkpoint.nodes.agreement import Conflict, Diverged, Entry, Inventory
 from trunkline.checkpoint.nodes.copies import choose_readers, lost_copies, shares_of
@@ -46,6 +45,7 @@ from trunkline.checkpoint.nodes.run import (
 )
 from trunkline.checkpoint.ranks.group import Exchange, rank_error
 from trunkline.checkpoint.ranks.outcomes import combine, join, together
+from trunkline.checkpoint.retention import METRICS
 from trunkline.checkpoint.state.tree import VIEWS, restore, restore_into
 
 _log = Log("checkpoint")

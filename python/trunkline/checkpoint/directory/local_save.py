@@ -15,7 +15,6 @@ from trunkline._errors import Error, exception_of
 from trunkline._logging import Log
 from trunkline._warnings import warn_without_failing
 from trunkline.checkpoint.directory import shards as shard_files
-from trunkline.checkpoint.directory.retention import metrics_in_manifest
 from trunkline.checkpoint.directory.shares import Piece, divide, limited, spread
 from trunkline.checkpoint.directory.step_save import FEW_TENSORS, SaveContext, StepSave
 from trunkline.checkpoint.lock_wait import retry_while_locked
@@ -31,6 +30,7 @@ from trunkline.checkpoint.nodes.node_directory import (
 from trunkline.checkpoint.nodes.record import entry_of, json_of
 from trunkline.checkpoint.nodes.run import Kept, NewSave, Refused, Run, after_failure, plan_save
 from trunkline.checkpoint.ranks.outcomes import combine, join
+from trunkline.checkpoint.retention import metrics_in_manifest
 from trunkline.checkpoint.state.difference import marks_of
 
 _log = Log("checkpoint")

@@ -20,7 +20,6 @@ from trunkline._tensor_io.tensors import contiguous
 from trunkline._warnings import caller, warn_without_failing
 from trunkline.checkpoint.directory import shards as shard_files
 from trunkline.checkpoint.directory.increments import INCREMENTAL, UNIT_BYTES
-from trunkline.checkpoint.directory.retention import METRICS, Rules, metrics_in_manifest
 from trunkline.checkpoint.directory.shares import Piece, Spread, divide, limited, spread
 from trunkline.checkpoint.directory.step_increment import (
     IncrementRules,
@@ -38,6 +37,7 @@ from trunkline.checkpoint.ranks.outcomes import (
     publish_result,
     root_cause,
 )
+from trunkline.checkpoint.retention import METRICS, Rules, metrics_in_manifest
 from trunkline.checkpoint.state.difference import first_difference, marks_of
 from trunkline.checkpoint.state.places import place_of_tensor
 from trunkline.checkpoint.state.tree import flatten_with_features
