@@ -7,7 +7,6 @@ import pytest
 
 from trunkline.checkpoint.nodes.agreement import Entry, Inventory, decide
 from trunkline.checkpoint.nodes.run import (
-    Kept,
     NewSave,
     Refused,
     Run,
@@ -17,6 +16,7 @@ from trunkline.checkpoint.nodes.run import (
     plan_load,
     plan_save,
 )
+from trunkline.checkpoint.retention import KeepBest, Rules
 
 A, B = "node a", "node b"
 
@@ -34,7 +34,7 @@ RUN = Run("b1", ())
 
 
 def test_the_first_save() -> None:
-    plan = plan_save([Inventory(A), Inventory(B)], None, False, NewSave(7), Kept(3))
+    plan = plan_save([Inventory(A), Inventory(B)], None, False, NewSave(7), Rules(3, None, None))
     assert (plan.entry.step, plan.entry.number, plan.entry.nodes, plan.entry.history) == (7, 1, (A, B), ())
     assert plan.removable == ()
 
@@ -55,7 +55,7 @@ def test_what_a_save_lets_be_removed(
     steps: list[int], step: int, keep: int | None, every: int | None, removed: list[int]
 ) -> None:
     found = both(*(entry(each, number=number) for number, each in enumerate(steps, 1)))
-    plan = plan_save(found, RUN, False, NewSave(step), Kept(keep, every))
+    plan = plan_save(found, RUN, False, NewSave(step), Rules(keep, every, None))
     assert sorted(plan.removable) == sorted(f"save {each}" for each in removed)
     assert plan.entry.number == len(steps) + 1
 
@@ -71,20 +71,18 @@ def test_what_a_save_lets_be_removed(
         (("other", "max", 1), [3.0, 1.0, 2.0, 2.5], [1, 2, 3]),
     ],
 )
-def test_the_best_are_kept_beside_the_last(
-    best: tuple[str, str, int], losses: list[Any], removed: list[int]
-) -> None:
+def test_the_best_are_kept_beside_the_last(best: KeepBest, losses: list[Any], removed: list[int]) -> None:
     metrics = [() if loss is None else (("loss", loss),) for loss in losses]
     saves = [replace(entry(step), metrics=metrics[step - 1]) for step in (1, 2, 3)]
-    plan = plan_save(both(*saves), RUN, False, NewSave(4, metrics=metrics[3]), Kept(1, None, best))
+    plan = plan_save(both(*saves), RUN, False, NewSave(4, metrics=metrics[3]), Rules(1, None, best))
     assert sorted(plan.removable) == sorted(f"save {each}" for each in removed)
     assert plan.entry.metrics == metrics[3]
 
 
 def test_a_run_that_has_not_loaded_must_not_save() -> None:
     with pytest.raises(Refused, match="up to step 3"):
-        plan_save(both(entry(3)), None, False, NewSave(9), Kept(3))
-    fresh = plan_save(both(entry(3)), None, True, NewSave(9), Kept(1))
+        plan_save(both(entry(3)), None, False, NewSave(9), Rules(3, None, None))
+    fresh = plan_save(both(entry(3)), None, True, NewSave(9), Rules(1, None, None))
     assert fresh.entry.history == (("b1", 0),)
     assert fresh.removable == ()
 
@@ -92,12 +90,12 @@ def test_a_run_that_has_not_loaded_must_not_save() -> None:
 def test_what_failed_is_removed_and_what_is_unknown_is_not() -> None:
     failed, unknown = entry(2), replace(entry(3, (A, "absent")), branch="b2")
     found = [Inventory(A, (entry(1), failed, unknown), frozenset({"save 1"})), both(entry(1))[1]]
-    assert plan_save(found, RUN, False, NewSave(4), Kept(3)).removable == ("save 2",)
+    assert plan_save(found, RUN, False, NewSave(4), Rules(3, None, None)).removable == ("save 2",)
 
 
 def test_another_run_has_saved() -> None:
     with pytest.raises(Refused, match="another run has saved step 3 meanwhile"):
-        plan_save(both(entry(3)), Run("b0", ()), False, NewSave(4), Kept(3))
+        plan_save(both(entry(3)), Run("b0", ()), False, NewSave(4), Rules(3, None, None))
 
 
 def test_a_load_of_the_latest_is_an_entry_and_of_another_is_not() -> None:
@@ -110,13 +108,13 @@ def test_a_load_of_the_latest_is_an_entry_and_of_another_is_not() -> None:
     assert (load.base, load.number, load.history) == ("save 3", 4, (("b1", 3),))
     after = both(entry(1), entry(2), entry(3), load)
     assert decide(after).save == entry(3)
-    saved = plan_save(after, Run.of(load), False, NewSave(4), Kept(2))
+    saved = plan_save(after, Run.of(load), False, NewSave(4), Rules(2, None, None))
     assert set(saved.removable) == {"save 1", "save 2", load.id}
 
     earlier = plan_load(found, 2)
     assert earlier is not None
     assert earlier.run == Run(start=entry(2), latest="save 3", left=("save 3",))
-    back = plan_save(found, earlier.run, False, NewSave(3), Kept(5))
+    back = plan_save(found, earlier.run, False, NewSave(3), Rules(5, None, None))
     assert back.entry.history == (("b1", 2),)
     assert back.removable == ("save 3",)
     assert decide(both(entry(1), entry(2), entry(3), back.entry)).saves == (entry(1), entry(2), back.entry)
@@ -127,8 +125,11 @@ def test_a_continuation_stays_while_it_shows_that_its_save_counts() -> None:
     load = Entry("load", 2, "b2", (("b1", 1),), (A,), 1, base=save.id)
     found = [Inventory(A, (save, load), frozenset({load.id}))]
     assert decide(found).saves == (save,)
-    assert plan_save(found, Run.of(load), False, NewSave(2), Kept(3)).removable == ()
-    assert plan_save(found, Run.of(load), False, NewSave(2), Kept(1)).removable == ("load", "save 1")
+    assert plan_save(found, Run.of(load), False, NewSave(2), Rules(3, None, None)).removable == ()
+    assert plan_save(found, Run.of(load), False, NewSave(2), Rules(1, None, None)).removable == (
+        "load",
+        "save 1",
+    )
 
 
 def test_what_cannot_be_loaded() -> None:

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, SupportsFloat, SupportsIndex, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, SupportsFloat, SupportsIndex, TypeAlias, TypeVar, cast
 
 from trunkline._arguments import count_argument, keep_argument
 
 Order: TypeAlias = Literal["min", "max"]
 KeepBest: TypeAlias = tuple[str, Order, int]
 Metrics: TypeAlias = Mapping[str, SupportsFloat]
+Key = TypeVar("Key")  # of a checkpoint: its step, or its id
 
 # The feature that a reader must support for a manifest with metrics (docs/formats/checkpoint.md).
 METRICS = "metrics"
@@ -58,15 +59,18 @@ class Rules(NamedTuple):
         )
         return f"keep={self.keep} needs room for {self.keep + 1}{beside}"
 
-    def best_of(self, measured: Sequence[tuple[int, Mapping[str, float]]]) -> int | None:
-        """Return the best of steps in the order of their commits, given their metrics; None: none has one."""
+    def best_of(self, measured: "Sequence[tuple[Key, Mapping[str, float]]]") -> "Key | None":
+        """Return the best of checkpoints in the order of their commits, given their metrics; None: none."""
+        return next(iter(self.ranking_of(measured)), None)
+
+    def ranking_of(self, measured: "Sequence[tuple[Key, Mapping[str, float]]]") -> "list[Key]":
+        """Return those that have a value of the metric, the best first; of equal ones the first is better."""
         assert self.best is not None
         metric, order, _ = self.best
         sign = 1 if order == "min" else -1
-        values = [
-            (sign * of[metric], step) for step, of in measured if not math.isnan(of.get(metric, math.nan))
-        ]
-        return min(values, key=lambda each: each[0])[1] if values else None
+        values = [(sign * of.get(metric, math.nan), key) for key, of in measured]
+        numbers = [each for each in values if not math.isnan(each[0])]
+        return [key for _, key in sorted(numbers, key=lambda each: each[0])]
 
 
 def _best_argument(best: Any) -> KeepBest:

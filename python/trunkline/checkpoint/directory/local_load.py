@@ -40,6 +40,7 @@ from trunkline.checkpoint.nodes.run import (
     Run,
     abandoned_steps,
     loadable_saves,
+    metrics_of,
     plan_continuation,
     plan_load,
 )
@@ -107,7 +108,9 @@ class LocalLoading:
         found = self._together(call, work)
         if "problem" in found:
             raise refusal(self._context, found["problem"], call)
-        return Listed(found["latest"], [(step, _measured(metrics)) for step, metrics in found["saves"]])
+        return Listed(
+            found["latest"], [(each.step, metrics_of(each)) for each in map(entry_of, found["saves"])]
+        )
 
     def load(self, step: int | None, into: Any, wanted: Wanted) -> tuple[int, Any]:
         """Load a step (None: the latest); return its number and the state."""
@@ -211,7 +214,7 @@ class LocalLoading:
                 pass  # the latest cannot be loaded; load() says so
         except (Conflict, Diverged) as error:
             return problem_of(error)
-        return {"latest": latest, "saves": [(each.step, each.metrics) for each in saves]}
+        return {"latest": latest, "saves": list(map(json_of, saves))}
 
     def _plan(self, offered: list[Any], step: int | None, plans: list[LoadPlan]) -> dict[str, Any]:
         """Decide what is loaded, on rank 0."""
@@ -436,10 +439,6 @@ class LocalLoading:
             if index is None or checksum is None:
                 raise
             raise shards.corrupt_chunk(manifest, read, index, checksum) from error
-
-
-def _measured(metrics: list[tuple[str, float | str]]) -> dict[str, float]:
-    return {name: float(value) for name, value in metrics}
 
 
 def _nothing() -> None:

@@ -18,8 +18,8 @@ from trunkline.checkpoint.directory import shards as shard_files
 from trunkline.checkpoint.directory.shares import Piece, divide, limited, spread
 from trunkline.checkpoint.directory.step_save import FEW_TENSORS, SaveContext, StepSave
 from trunkline.checkpoint.lock_wait import retry_while_locked
-from trunkline.checkpoint.nodes.agreement import Conflict, Diverged, Entry, Inventory
-from trunkline.checkpoint.nodes.copies import KeptBy, keepers_of
+from trunkline.checkpoint.nodes.agreement import Conflict, Diverged, Inventory
+from trunkline.checkpoint.nodes.copies import KeptBy, shares_kept_by
 from trunkline.checkpoint.nodes.detection import Nodes
 from trunkline.checkpoint.nodes.node_directory import (
     NodeDirectory,
@@ -28,7 +28,7 @@ from trunkline.checkpoint.nodes.node_directory import (
     state_of_share,
 )
 from trunkline.checkpoint.nodes.record import entry_of, json_of
-from trunkline.checkpoint.nodes.run import Kept, NewSave, Refused, Run, after_failure, plan_save
+from trunkline.checkpoint.nodes.run import NewSave, Refused, Run, after_failure, plan_save
 from trunkline.checkpoint.ranks.outcomes import combine, join
 from trunkline.checkpoint.retention import metrics_in_manifest
 from trunkline.checkpoint.state.difference import marks_of
@@ -178,12 +178,11 @@ class LocalSave(StepSave):
             "collectives": self._collectives,
             "loaded": self._loaded,
         }
-        rules = context.rules
         measured = tuple(sorted(metrics_in_manifest(self._metrics).items()))
         try:
             run = after_failure(found, context.run, context.attempt)
             new = NewSave(self._step, context.kept_by, measured)
-            plan = plan_save(found, run, context.fresh, new, Kept(rules.keep, rules.every, rules.best))
+            plan = plan_save(found, run, context.fresh, new, context.rules)
         except (Refused, Conflict, Diverged) as error:
             return {**compared, **problem_of(error)}
         left = () if run is None else run.left
@@ -360,12 +359,6 @@ class LocalSave(StepSave):
 
     def _mention_set_aside_run(self, error: BaseException) -> None:
         """Nothing was set aside: what a run with fresh=True leaves behind stays in its place."""
-
-
-def shares_kept_by(node: int, entry: Entry) -> list[int]:
-    """Return the nodes whose shares a node keeps, its own first."""
-    keepers = keepers_of(entry)
-    return [node, *(owner for owner in range(len(keepers)) if owner != node and node in keepers[owner])]
 
 
 class KeptPiece(NamedTuple):

@@ -53,6 +53,12 @@ def keepers_of(entry: Entry) -> KeptBy:
     return entry.kept_by or tuple((node,) for node in range(len(entry.nodes)))
 
 
+def shares_kept_by(node: int, entry: Entry) -> list[int]:
+    """Return the nodes whose shares a node keeps, its own first."""
+    keepers = keepers_of(entry)
+    return [node, *(owner for owner in range(len(keepers)) if owner != node and node in keepers[owner])]
+
+
 def shares_of(entry: Entry) -> list[Share]:
     """Return the shares of a save."""
     return [

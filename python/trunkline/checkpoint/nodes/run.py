@@ -1,6 +1,5 @@
 """What the coordinator of nodes decides of a save or load: pure functions, but for ids that they choose."""
 
-import math
 import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from trunkline.checkpoint.nodes.agreement import (
     next_number,
 )
 from trunkline.checkpoint.nodes.copies import KeptBy, missing_shares, shares_of
+from trunkline.checkpoint.retention import Rules
 
 
 @dataclass(frozen=True)
@@ -64,18 +64,6 @@ class SavePlan:
     removable: tuple[str, ...]
 
 
-class Kept(NamedTuple):
-    """Which saves are kept: the last `keep` (None: all), and beside them those that the others name.
-
-    every: those whose step is a multiple of it. best: those with the best values of a metric: its name, "min"
-    or "max", and how many.
-    """
-
-    keep: int | None
-    every: int | None = None
-    best: tuple[str, str, int] | None = None
-
-
 class NewSave(NamedTuple):
     """What is saved. kept_by, metrics: as in the entry."""
 
@@ -84,7 +72,9 @@ class NewSave(NamedTuple):
     metrics: Metrics = ()
 
 
-def plan_save(found: Sequence[Inventory], run: Run | None, fresh: bool, new: NewSave, kept: Kept) -> SavePlan:
+def plan_save(
+    found: Sequence[Inventory], run: Run | None, fresh: bool, new: NewSave, rules: Rules
+) -> SavePlan:
     """Plan a save. found: of all nodes of the run, each with an id. run: None before its first save.
 
     Raises Refused if these nodes have checkpoints that the run does not continue from.
@@ -118,38 +108,40 @@ def plan_save(found: Sequence[Inventory], run: Run | None, fresh: bool, new: New
     gone = {each.id for each in decision.failed}
     if run is not None:
         saves = [each for each in decision.saves if each.id not in run.left]
-        gone |= _removable(saves, entry, kept)
-        if kept.keep is not None:
+        gone |= _removable(saves, entry, rules)
+        if rules.keep is not None:
             gone |= set(run.left)
     gone |= _superfluous(found, decision, gone)
     return SavePlan(entry, tuple(sorted(gone)))
 
 
-def _removable(saves: Sequence[Entry], new: Entry, kept: Kept) -> set[str]:
+def _removable(saves: Sequence[Entry], new: Entry, rules: Rules) -> set[str]:
     """Return what retention removes of the lineage, as for other checkpoints."""
     same = [each for each in saves if each.step == new.step]
     others = [each for each in saves if each.step != new.step]
     gone = list(same)
-    if kept.keep is not None:
+    if rules.keep is not None:
         # Those of later steps first: the run has gone back behind them.
         in_order = sorted(others, key=lambda each: (each.step < new.step, each.number))
-        excess = in_order[: max(0, len(in_order) + 1 - kept.keep)]
-        best = _best([*others, new], kept)
+        excess = in_order[: max(0, len(in_order) + 1 - rules.keep)]
+        best = _best([*others, new], rules)
         gone += [
-            each for each in excess if (kept.every is None or each.step % kept.every) and each.id not in best
+            each
+            for each in excess
+            if (rules.every is None or each.step % rules.every) and each.id not in best
         ]
     return {each.id for each in gone}
 
 
-def _best(saves: Sequence[Entry], kept: Kept) -> set[str]:
-    """Return the saves with the best values; of equal ones the first is the better."""
-    if kept.best is None:
-        return set()
-    metric, order, count = kept.best
-    sign = 1 if order == "min" else -1
-    values = [(float(dict(each.metrics).get(metric, math.nan)), each) for each in saves]
-    ranking = sorted((sign * value, each.number, each.id) for value, each in values if not math.isnan(value))
-    return {name for *_, name in ranking[:count]}
+def _best(saves: Sequence[Entry], rules: Rules) -> list[str]:
+    if rules.best is None:
+        return []
+    return rules.ranking_of([(each.id, metrics_of(each)) for each in saves])[: rules.best[2]]
+
+
+def metrics_of(entry: Entry) -> dict[str, float]:
+    """Return the metrics of a save as numbers."""
+    return {name: float(value) for name, value in entry.metrics}
 
 
 def _superfluous(found: Sequence[Inventory], decision: Decision, gone: Collection[str]) -> set[str]:
@@ -226,13 +218,16 @@ def _missing_owners(decision: Decision, save: Entry | None) -> list[str]:
 
 def loadable_saves(found: Sequence[Inventory]) -> list[Entry]:
     """Return the saves that these nodes can load, in their order; of each step the last one."""
-    decision = decide(each for each in found if each.node)
+    return _loadable_saves(decide(each for each in found if each.node))
+
+
+def _loadable_saves(decision: Decision) -> list[Entry]:
     last = {each.step: each for each in decision.saves if not _missing_owners(decision, each)}
     return sorted(last.values(), key=lambda each: each.number)
 
 
 def _loadable(decision: Decision) -> str:
-    steps = sorted({each.step for each in decision.saves if not _missing_owners(decision, each)})
+    steps = sorted(each.step for each in _loadable_saves(decision))
     return (
         f"; of these nodes, {', '.join(map(str, steps))} can be loaded"
         if steps
