@@ -258,7 +258,8 @@ class LocalSave(StepSave):
         The digest is made once: the entries that all nodes have must be equal.
         """
         nodes = self._context.nodes
-        self._warn_of_different_copies(reports)
+        if self._entry.kept_by:
+            self._warn_of_different_copies(reports)
         whole: dict[str, Any] = {
             "state": self._skeleton,
             "tensors": [[each.name, each.dtype, list(each.shape), each.nbytes] for each in self._described],
