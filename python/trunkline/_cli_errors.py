@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 from trunkline._errors import Error, errno_advice, errno_reason, kind_of
 
@@ -73,6 +74,16 @@ def _text_of(error: Exception) -> str:
     is_own_text = error.strerror and error.strerror != os.strerror(error.errno)
     why = error.strerror if is_own_text else errno_reason(error.errno) + errno_advice(error.errno)
     return f"{error.filename}: {why}" if error.filename is not None else str(why)
+
+
+def described(error: Error) -> dict[str, Any]:
+    """Return an error of the library as documents have it that go on after it."""
+    return {
+        "kind": kind_of(error),
+        "errno": error.errno or 0,
+        "message": str(error),
+        "path": str(error.filename or ""),
+    }
 
 
 def print_error_document(command: str, error: Exception, options: Mapping[str, str] | None = None) -> None:

@@ -93,3 +93,11 @@ def absolute_path(path: Any, argument: str = "path") -> str:
             "(ENOENT); pass an absolute path, or change to an existing directory (os.chdir)",
             name,
         ) from None
+
+
+def file_size(path: "str | os.PathLike[str]") -> int | None:
+    """Return the size of a file; None if there is none, or it cannot be seen."""
+    try:
+        return os.stat(path).st_size  # noqa: PTH116 - also a str
+    except OSError:
+        return None

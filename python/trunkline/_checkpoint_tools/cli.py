@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trunkline._checkpoint_tools import node_cli
 from trunkline._checkpoint_tools.plan_cli import OPTIONS as _PLAN_OPTIONS
 from trunkline._checkpoint_tools.plan_cli import add_plan
 from trunkline._command import FAILED, OK, Parser, run_command
@@ -367,9 +366,13 @@ _OPTIONS = {
 
 
 def _parser_for(arguments: Sequence[str]) -> Parser:
-    if arguments[0] not in node_cli.COMMANDS:
+    if arguments[0] not in ("ls", "show", "verify", "gc"):
         return make_parser()
-    return node_cli.make_parser() if any(map(is_node_directory, arguments[1:])) else make_dcp_parser()
+    if not any(map(is_node_directory, arguments[1:])):
+        return make_dcp_parser()
+    from trunkline._checkpoint_tools import node_cli
+
+    return node_cli.make_parser()
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -10,10 +10,12 @@ from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
+from trunkline._cli_errors import described
 from trunkline._core import FileLayout
-from trunkline._errors import Corrupt, Error, exception_of, kind_of
+from trunkline._errors import Corrupt, Error, exception_of
 from trunkline._formats.checkpoint_names import step_name, step_of
 from trunkline._formats.dcp_names import MANIFEST
+from trunkline._paths import file_size
 from trunkline._progress import Progress
 from trunkline._tensor_io.tensors import dtype_name
 from trunkline._tensor_io.transfer import read_layouts
@@ -86,16 +88,16 @@ def _listed(checkpoint: Checkpoint) -> dict[str, Any]:
     try:
         metadata = checkpoint.metadata()
     except Error as error:
-        described = {"errno": error.errno or 0, "message": str(error), "path": str(checkpoint.folder)}
+        about = {"errno": error.errno or 0, "message": str(error), "path": str(checkpoint.folder)}
         kind = "corrupt" if isinstance(error, Corrupt) else "format"
-        return {"step": checkpoint.step, "error": {"kind": kind, **described}}
+        return {"step": checkpoint.step, "error": {"kind": kind, **about}}
     files = files_of(metadata)
     return {
         "step": checkpoint.step,
         **_described(checkpoint, metadata, files),
         "shards": len(files),
         "tensors": len(_tensors(metadata)),
-        "is_complete": all(_size(checkpoint.folder / file.name) == file.nbytes for file in files),
+        "is_complete": all(file_size(checkpoint.folder / file.name) == file.nbytes for file in files),
     }
 
 
@@ -107,13 +109,6 @@ def _described(checkpoint: Checkpoint, metadata: Metadata, files: list[DataFile]
         "world_size": len({file.name.partition("-")[0] for file in files}),
         "bytes": sum(file.nbytes for file in files),
     }
-
-
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None
 
 
 def _tensors(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
@@ -164,9 +159,9 @@ def verify(checkpoint: Checkpoint) -> dict[str, Any]:
     try:
         metadata = checkpoint.metadata()
     except Error as error:
-        described = {"kind": "corrupt", "errno": error.errno or 0, "message": str(error)}
+        about = {"kind": "corrupt", "errno": error.errno or 0, "message": str(error)}
         path = str(error.filename or checkpoint.folder)
-        return {"step": checkpoint.step, "ok": False, "error": {**described, "path": path}}
+        return {"step": checkpoint.step, "ok": False, "error": {**about, "path": path}}
     files = files_of(metadata)
     progress = Progress(f"verifying {checkpoint.folder}", sum(file.nbytes for file in files))
     found: list[Mismatch] = []
@@ -189,7 +184,7 @@ def _verify_file(
     folder: Path, shard: int, file: DataFile, metadata: Metadata, progress: Progress
 ) -> Iterator[Mismatch]:
     path = folder / file.name
-    size = _size(path)
+    size = file_size(path)
 
     def mismatch(kind: str, what: str, chunk: int | None = None) -> Mismatch:
         begin, end = (0, file.nbytes) if chunk is None else file.chunk_range(chunk)
@@ -259,14 +254,5 @@ def collect(directory: str, *, dry_run: bool) -> dict[str, Any]:
         "busy": False,
         "bytes": sum(nbytes for _, nbytes in done.removed),
         "removed": [{"path": name, "bytes": nbytes} for name, nbytes in done.removed],
-        "problems": [_problem(error) for error in done.problems],
-    }
-
-
-def _problem(error: Error) -> dict[str, Any]:
-    return {
-        "kind": kind_of(error),
-        "errno": error.errno or 0,
-        "message": str(error),
-        "path": str(error.filename or ""),
+        "problems": [described(error) for error in done.problems],
     }

@@ -5,11 +5,12 @@ what was agreed when the step was saved.
 """
 
 import errno
-import os
 from typing import Any
 
-from trunkline._core import CheckpointStore
-from trunkline._errors import Corrupt, exception_of, kind_of
+from trunkline._cli_errors import described
+from trunkline._core import CheckpointManifest, CheckpointStore
+from trunkline._errors import Corrupt, exception_of
+from trunkline._paths import file_size
 from trunkline.checkpoint.nodes.agreement import Entry
 from trunkline.checkpoint.nodes.copies import keepers_of
 from trunkline.checkpoint.nodes.node_directory import NodeDirectory, share_of
@@ -29,7 +30,7 @@ class NodeShares:
         """Return the document of `ls`."""
         found = [self._listed(each) for each in self._saves]
         for number, error in sorted(self._node.damaged.items()):
-            found.append({"step": None, "entry": number, "error": _error(error)})
+            found.append({"step": None, "entry": number, "error": described(error)})
         lost = self._node.lost_save()
         return {
             "node": self._node.id,
@@ -43,7 +44,8 @@ class NodeShares:
         manifest = self._store.open_manifest(entry.number)
         whole = share_of(self._store, entry.number)["whole"]
         return {
-            **self._listed(entry),
+            **self._about(entry),
+            **_described(manifest, whole),
             "shares": [
                 {"node": owner, "kept_by": [entry.nodes[node] for node in keepers]}
                 for owner, keepers in zip(entry.nodes, keepers_of(entry), strict=True)
@@ -68,7 +70,7 @@ class NodeShares:
             results.append({**about, "bytes": found["bytes"], "mismatches": found["mismatches"]})
         if every or step is None:
             for number, error in sorted(self._node.damaged.items()):
-                results.append({"step": None, "entry": number, "ok": False, "error": _error(error)})
+                results.append({"step": None, "entry": number, "ok": False, "error": described(error)})
         return results
 
     @property
@@ -89,7 +91,16 @@ class NodeShares:
         return found[-1]
 
     def _listed(self, entry: Entry) -> dict[str, Any]:
-        about: dict[str, Any] = {
+        about = self._about(entry)
+        try:
+            manifest = self._store.open_manifest(entry.number)
+            whole = share_of(self._store, entry.number)["whole"]
+        except Corrupt as error:  # since it was read
+            return {**about, "error": described(error)}
+        return {**about, **_described(manifest, whole)}
+
+    def _about(self, entry: Entry) -> dict[str, Any]:
+        return {
             "step": entry.step,
             "entry": entry.number,
             "nodes": list(entry.nodes),
@@ -97,33 +108,14 @@ class NodeShares:
             "is_committed": entry.id in self._committed,
             "metrics": dict(entry.metrics),
         }
-        try:
-            manifest = self._store.open_manifest(entry.number)
-            whole = share_of(self._store, entry.number)["whole"]
-        except Corrupt as error:  # since it was read
-            return {**about, "error": _error(error)}
-        sizes = manifest.shard_bytes()
-        return {
-            **about,
-            "time": manifest.time,
-            "world_size": manifest.world_size,
-            "bytes": sum(nbytes for *_, nbytes in whole["tensors"]),
-            "bytes_here": sum(sizes),
-            "is_complete": list(map(_size, manifest.shard_paths())) == list(sizes),
-        }
 
 
-def _size(path: str) -> int | None:
-    try:
-        return os.stat(path).st_size  # noqa: PTH116 - a str
-    except OSError:
-        return None
-
-
-def _error(error: Corrupt) -> dict[str, Any]:
+def _described(manifest: CheckpointManifest, whole: dict[str, Any]) -> dict[str, Any]:
+    sizes = manifest.shard_bytes()
     return {
-        "kind": kind_of(error),
-        "errno": error.errno or 0,
-        "message": str(error),
-        "path": error.filename,
+        "time": manifest.time,
+        "world_size": manifest.world_size,
+        "bytes": sum(nbytes for *_, nbytes in whole["tensors"]),
+        "bytes_here": sum(sizes),
+        "is_complete": list(map(file_size, manifest.shard_paths())) == sizes,
     }
