@@ -1,5 +1,6 @@
 """Ranks in processes of their own, forked from one that has imported torch, and told what to do."""
 
+import contextlib
 import ctypes
 import errno
 import itertools
@@ -11,7 +12,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -58,6 +59,16 @@ def same(state: Any, expected: Any) -> bool:
     if isinstance(expected, dict):
         return list(state) == list(expected) and all(same(state[key], expected[key]) for key in expected)
     return bool(state == expected)
+
+
+@contextlib.contextmanager
+def recorded_warnings() -> Iterator[list[str]]:
+    """Collect the texts of all warnings of the block."""
+    texts: list[str] = []
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        yield texts
+    texts += [str(each.message) for each in said]
 
 
 class Rank:
@@ -368,31 +379,24 @@ class Rank:
 
     def open_local_warns(self, directory: str, **options: Any) -> list[str]:
         """Open a directory; return what it warns of."""
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
+        with recorded_warnings() as said:
             self.open_local(directory, **options)
-        return [str(each.message) for each in said]
+        return said
 
     def load_warns(self, state: Any) -> list[str]:
         """Load the latest step, which must be this state; return what it warns of."""
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
+        with recorded_warnings() as said:
             assert self.loads(state)
-        return [str(each.message) for each in said]
+        return said
 
-    def save_warns(self, step: int, state: Any) -> list[str]:
-        """Save a state; return what it warns of."""
-        made = state.pop("made", None) or make_state(**state)
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            self.checkpointers[""].save(step, made, block=True)
-        return [str(each.message) for each in said]
-
-    def save_warns_altered(self, step: int, state: Any) -> list[str]:
-        """The same with one bit of a tensor changed."""
+    def save_warns(self, step: int, state: Any, altered: bool = False) -> list[str]:
+        """Save a state, with one bit of a tensor changed if it is `altered`; return what it warns of."""
         made = make_state(**state)
-        made["model"]["layer1"][350, 17] ^= 1
-        return self.save_warns(step, {"made": made})
+        if altered:
+            made["model"]["layer1"][350, 17] ^= 1
+        with recorded_warnings() as said:
+            self.checkpointers[""].save(step, made, block=True)
+        return said
 
     def load_with(self, **options: Any) -> None:
         self.checkpointers[""].load(**options)

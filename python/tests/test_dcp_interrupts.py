@@ -31,6 +31,25 @@ class Interrupt(BaseException):
     """As KeyboardInterrupt, which would end the tests."""
 
 
+class InterruptAt:
+    """Raises Interrupt at the `left`th event in some modules, as a profiler (sys.setprofile).
+
+    Python runs signal handlers after calls and at the start of functions, which a profiler sees.
+    """
+
+    def __init__(self, modules: "str | tuple[str, ...]") -> None:
+        self._modules = modules
+        self.left = 0
+
+    def __call__(self, frame: FrameType, event: str, what: object) -> None:
+        if event == "c_call" or not frame.f_code.co_filename.endswith(self._modules):
+            return
+        self.left -= 1
+        if self.left == 0:
+            sys.setprofile(None)
+            raise Interrupt
+
+
 @pytest.fixture(autouse=True)
 def torch_may_warn() -> Iterator[None]:
     with warnings.catch_warnings():
@@ -90,24 +109,14 @@ def test_interrupts_at_random_moments(tmp_path: Path, call: str) -> None:
 
 @pytest.mark.parametrize("call", ["save", "async_save", "delete"])
 def test_an_interrupt_at_each_point_of_a_call(tmp_path: Path, call: str) -> None:
-    """Python runs signal handlers after calls and at the start of functions, which a profiler sees."""
     run, volume = tmp_path / "run", tmp_path / "v"
     checkpoints = tl.dcp.Checkpointer(run, keep=2, volumes=[volume])
-    left = points = 0
-
-    def interrupt(frame: FrameType, event: str, what: object) -> None:
-        nonlocal left
-        if event == "c_call" or not frame.f_code.co_filename.endswith(MODULES):
-            return
-        left -= 1
-        if left == 0:
-            sys.setprofile(None)
-            raise Interrupt
+    interrupt, points = InterruptAt(MODULES), 0
 
     for point in range(1, 500):
         if call == "delete":
             checkpoints.save(1, state(1))
-        left = point
+        interrupt.left = point
         try:
             sys.setprofile(interrupt)
             checkpoints.delete(1) if call == "delete" else getattr(checkpoints, call)(point, state(point))
@@ -115,7 +124,7 @@ def test_an_interrupt_at_each_point_of_a_call(tmp_path: Path, call: str) -> None
             points = point
         finally:
             sys.setprofile(None)
-        if left > 0:
+        if interrupt.left > 0:
             break
         checkpoints.wait()
     assert points > 20
@@ -128,19 +137,10 @@ def test_gradients_stay_enabled_after_an_interrupt(tmp_path: Path) -> None:
     """Torch disables them while it copies the state; an interrupt may come before it enables them again."""
     checkpoints = tl.dcp.Checkpointer(tmp_path / "run", keep=1)
     checkpoints.save(1, state(1))
-    left = points = 0
-
-    def interrupt(frame: FrameType, event: str, what: object) -> None:
-        nonlocal left
-        if event == "c_call" or not frame.f_code.co_filename.endswith("/autograd/grad_mode.py"):
-            return
-        left -= 1
-        if left == 0:
-            sys.setprofile(None)
-            raise Interrupt
+    interrupt, points = InterruptAt("/autograd/grad_mode.py"), 0
 
     for point in range(1, 500):
-        left = point
+        interrupt.left = point
         try:
             sys.setprofile(interrupt)
             checkpoints.async_save(1, state(1))
@@ -151,7 +151,7 @@ def test_gradients_stay_enabled_after_an_interrupt(tmp_path: Path) -> None:
             enabled = torch.is_grad_enabled()
             torch.set_grad_enabled(True)
         assert enabled, point
-        if left > 0:
+        if interrupt.left > 0:
             break
     checkpoints.wait()
     assert points > 3

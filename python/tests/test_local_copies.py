@@ -187,7 +187,7 @@ def test_states_that_differ_are_warned_of(tmp_path: Path) -> None:
         open_all(ranks, directories(tmp_path, range(2)), copies=2)
         assert ranks.all("save_warns", 1, state(1)) == [[], []]
         ranks.tell(0, "save_warns", 2, state(2))
-        ranks.tell(1, "save_warns_altered", 2, state(2))
+        ranks.tell(1, "save_warns", 2, state(2), altered=True)
         warned = [ranks.reply(rank) for rank in range(2)]
         assert warned[1] == []
         assert len(warned[0]) == 1
