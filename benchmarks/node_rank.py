@@ -1,8 +1,8 @@
-"""A rank of `make bench`, on a node of its own: saves and loads as it is told, and prints how long that took.
+"""A rank of `make bench` on a node of its own: saves and loads on command, and prints how long each took.
 
 node_rank.py RANK SIZE STORE DIRECTORY SHARED BYTES
 
-DIRECTORY is that of the node, SHARED one that all ranks see. Each line of stdin is one of WAYS.
+DIRECTORY is that of the node, SHARED one that all ranks see. Each line of stdin is a key of NodeRank.ways().
 """
 
 from __future__ import annotations

@@ -8,4 +8,4 @@ SAVES = "saves"
 
 def is_node_directory(path: str) -> bool:
     """Whether a directory is that of a node."""
-    return os.path.exists(os.path.join(path, RECORD))  # noqa: PTH110, PTH118 - also of arguments that are no paths
+    return os.path.exists(os.path.join(path, RECORD))  # noqa: PTH110, PTH118 - it may be any argument
