@@ -24,8 +24,8 @@ std::unexpected<Error> volume_is_missing(const std::string& volume, const std::s
       Error{.kind = ErrorKind::system,
             .code = ENOENT,
             .message = fmt::format("cannot save into {}: {} is missing: ENOENT. Mount its volume; if that "
-                                   "disk is lost, open the directory with volumes=[...] that "
-                                   "exist",
+                                   "disk is lost, open the directory with other volumes=[...]. On a "
+                                   "new disk in its place, name another folder",
                                    directory, volume),
             .path = volume});
 }
