@@ -66,8 +66,17 @@ def test_damage_on_a_node(nodes: list[str]) -> None:
         False,
     ]
     shutil.rmtree(Path(nodes[1], "saves/step-00000002"))
-    assert document("ls", nodes[1])["lost"] == 20
-    assert "share of step 20, which was committed last here, is gone" in command("ls", nodes[1])
+    assert document("ls", nodes[1], expect=1)["lost"] == 20
+    assert "share of step 20, which was committed last here, is gone" in command("ls", nodes[1], expect=1)
+    for arguments in ([], ["--all"], ["--step", "20"]):
+        found = document("verify", nodes[1], *arguments, expect=1)
+        assert found["ok"] is False
+        assert [each["ok"] for each in found["checkpoints"]] == [True, False][arguments[:1] == ["--step"] :]
+        assert (
+            "step-00000002 is gone, which was committed last here"
+            in found["checkpoints"][-1]["error"]["message"]
+        )
+    assert document("verify", nodes[1], "--step", "10")["ok"] is True
 
     [manifest] = Path(nodes[0], "saves/step-00000001").glob("manifest*")
     manifest.write_bytes(b"")
@@ -81,7 +90,15 @@ def test_a_node_without_checkpoints(tmp_path: Path) -> None:
     made = tl.Checkpointer(tmp_path, local=True, keep=None)
     made.save(1, {"a": 1}, block=True)
     shutil.rmtree(tmp_path / "saves")
-    assert document("ls", tmp_path)["checkpoints"] == []
-    assert "has no checkpoints" in command("ls", tmp_path)
+    assert document("ls", tmp_path, expect=1)["checkpoints"] == []
+    assert "has no checkpoints" in command("ls", tmp_path, expect=1)
     assert "has no share of any step" in command("show", tmp_path, expect=2)
     assert document("verify", tmp_path, "--all", expect=1)["ok"] is False
+    Path(tmp_path, RECORD).unlink()
+    assert document("ls", tmp_path)["checkpoints"] == []
+
+
+def test_a_node_without_its_record(nodes: list[str]) -> None:
+    Path(nodes[0], RECORD).unlink()
+    for each in ("ls", "show", "verify"):
+        assert f"{RECORD} is missing" in command(each, nodes[0], expect=1)

@@ -305,6 +305,7 @@ def _status_of(document: dict[str, Any]) -> int:
     bad = bad or bool(document.get("busy")) or bool(document.get("problems"))
     if document["command"] == "checkpoint ls":
         bad = not all(each.get("is_complete", False) for each in document["checkpoints"])
+        bad = bad or document.get("lost") is not None
     return FAILED if bad else OK
 
 

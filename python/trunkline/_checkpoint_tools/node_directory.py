@@ -9,7 +9,8 @@ from typing import Any
 
 from trunkline._cli_errors import described
 from trunkline._core import CheckpointManifest, CheckpointStore
-from trunkline._errors import Corrupt, exception_of
+from trunkline._errors import Corrupt, Error, Format, exception_of
+from trunkline._formats.checkpoint_names import step_name
 from trunkline._paths import file_size
 from trunkline.checkpoint.nodes.agreement import Entry
 from trunkline.checkpoint.nodes.copies import keepers_of
@@ -62,16 +63,25 @@ class NodeShares:
 
     def verified(self, step: int | None, every: bool) -> list[dict[str, Any]]:
         """Return the results of `verify`: of a step (None: the last that the node has), or of every one."""
-        chosen = self._saves if every else [self._find(step)]
-        results = []
-        for entry in chosen:
-            found = self._store.verify(entry.number)
-            about = {"step": entry.step, "entry": entry.number, "ok": not found["mismatches"]}
-            results.append({**about, "bytes": found["bytes"], "mismatches": found["mismatches"]})
+        lost = self._node.lost_save()
+        is_lost = lost is not None and (every or step in (None, lost.step))
+        found = [each for each in self._saves if every or step in (None, each.step)]
+        if not found and not every and not is_lost:
+            self._find(step)  # says what there is
+        results = [self._verified(each) for each in (found if every else found[-1:])]
         if every or step is None:
             for number, error in sorted(self._node.damaged.items()):
                 results.append({"step": None, "entry": number, "ok": False, "error": described(error)})
+        if lost is not None and is_lost:
+            path = f"{self._store.directory}/{step_name(lost.number)}"
+            gone = Error(errno.ENOENT, f"{path} is gone, which was committed last here", path)
+            results.append({"step": lost.step, "entry": lost.number, "ok": False, "error": described(gone)})
         return results
+
+    def _verified(self, entry: Entry) -> dict[str, Any]:
+        found = self._store.verify(entry.number)
+        about = {"step": entry.step, "entry": entry.number, "ok": not found["mismatches"]}
+        return {**about, "bytes": found["bytes"], "mismatches": found["mismatches"]}
 
     @property
     def _store(self) -> CheckpointStore:
@@ -95,7 +105,7 @@ class NodeShares:
         try:
             manifest = self._store.open_manifest(entry.number)
             whole = share_of(self._store, entry.number)["whole"]
-        except Corrupt as error:  # since it was read
+        except (Corrupt, Format) as error:  # since it was read
             return {**about, "error": described(error)}
         return {**about, **_described(manifest, whole)}
 

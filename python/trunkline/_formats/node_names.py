@@ -3,9 +3,11 @@
 import os
 
 RECORD = "trunkline-node.json"
+LOCK = "trunkline-node.lock"
 SAVES = "saves"
 
 
 def is_node_directory(path: str) -> bool:
-    """Whether a directory is that of a node."""
-    return os.path.exists(os.path.join(path, RECORD))  # noqa: PTH110, PTH118 - it may be any argument
+    """Whether a directory is that of a node, also if it has lost its record."""
+    names = (RECORD, LOCK)
+    return any(os.path.exists(os.path.join(path, name)) for name in names)  # noqa: PTH110, PTH118 - any argument
