@@ -56,7 +56,8 @@ class Run(NamedTuple):
     """A run of some nodes, and the entry that they are committing (None: none).
 
     alive: the nodes on which its processes still are. step: of the training. sent: the last message of the
-    coordinator. failed: entries that could not count when this one was begun.
+    coordinator. failed: entries that could not count when this one was begun, and
+    undecided ones that it supersedes.
     """
 
     branch: str
@@ -166,7 +167,8 @@ class _Model:
         decision = self._decision(tuple(state.disks[node] for node in run.nodes))[1]
         if isinstance(decision, Exception):
             raise Violation(f"{decision!r}\n{state}") from decision
-        failed = frozenset(self._places[each] for each in decision.failed)
+        undecided = [each for each in decision.undecided if entry.supersedes(each)]
+        failed = frozenset(self._places[each] for each in (*decision.failed, *undecided))
         begun = run._replace(step=entry.step, entry=self._place(entry), sent="begin", failed=failed)
         after = state.with_run(index, begun)
         return after._replace(saves=number, ran=state.ran | {nodes})

@@ -215,7 +215,7 @@ def test_an_old_share_that_is_damaged_does_not_keep_the_node_from_opening(tmp_pa
     [manifest] = (tmp_path / "saves/step-00000001").glob("manifest*")
     whole = damage(manifest, how)
     with pytest.warns(
-        RuntimeWarning, match="manifest.*other steps of this node can be loaded.*step-00000001"
+        RuntimeWarning, match="manifest.*A load reads it on other nodes, if.*remove .*step-00000001"
     ):
         again = tl.Checkpointer(tmp_path, local=True, keep=None, process_group=False)
     assert again.steps() == [20, 30]
@@ -235,8 +235,19 @@ def test_the_last_share_is_not_passed_over_when_it_is_damaged(tmp_path: Path) ->
         made.save(step, {"step": step}, block=True)
     [manifest] = (tmp_path / "saves/step-00000002").glob("manifest*")
     whole = damage(manifest, "empty")
-    with pytest.raises(tl.Corrupt, match="may be the latest checkpoint of this node"):
-        tl.Checkpointer(tmp_path, local=True, process_group=False)
+    with pytest.warns(RuntimeWarning, match="manifest"):
+        again = tl.Checkpointer(tmp_path, local=True, process_group=False)
+    for call in (
+        again.latest,
+        again.steps,
+        again.load,
+        lambda: again.load(10),
+        lambda: again.save(30, {}).wait(),
+    ):
+        with pytest.raises(
+            tl.Corrupt, match="may be the latest checkpoint.* remove .*/saves/step-00000002 to go on"
+        ):
+            call()
     manifest.write_bytes(whole)
     assert tl.Checkpointer(tmp_path, local=True, process_group=False).load() == {"step": 20}
 

@@ -127,8 +127,8 @@ def test_a_damaged_share_is_read_from_its_copy(tmp_path: Path) -> None:
         assert warned[0] == []
         said = [text for texts in warned[1:] for text in texts]
         assert said
-        assert all("does not match the checksum" in text for text in said)
-        assert all("It is read on another node that has a copy" in text for text in said)
+        assert all("does not match the checksum it was written with. It is read on" in text for text in said)
+        assert all("on another node that has a copy" in text for text in said)
         for shard in shards_of(paths[1], 1):
             shard.unlink()
         assert ranks.all("loads", state(1)) == [True] * 3
@@ -180,6 +180,88 @@ def test_a_share_whose_manifest_is_gone_is_read_from_its_copy(tmp_path: Path) ->
         assert open_all(ranks, paths, copies=2, keep=None) == [[1, 2]] * 2
         assert ranks.all("loads", state(1), 1) == [True] * 2
         ranks.finish()
+
+
+def manifest_of(path: str, step: int) -> Path:
+    [found] = Path(path, f"saves/step-{step:08}").glob("manifest*")
+    return found
+
+
+@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("at", [0, 22, 200])  # bytes; two of the first line
+def test_a_share_whose_manifest_is_damaged_is_read_from_its_copy(tmp_path: Path, node: int, at: int) -> None:
+    """Also if it is the latest: the other node has committed it, and knows what it is."""
+    paths = directories(tmp_path, range(2))
+    with RankProcesses(2) as ranks:
+        open_all(ranks, paths, copies=2)
+        for step in (1, 2):
+            ranks.all("save", step, state(step), block=True)
+        ranks.finish()
+    for step in (1, 2):
+        manifest = manifest_of(paths[node], step)
+        with manifest.open("r+b") as file:
+            file.seek(at)
+            byte = file.read(1)
+            file.seek(at)
+            file.write(bytes([byte[0] ^ 0x10]))
+    with RankProcesses(2) as ranks:
+        for rank, path in enumerate(paths):
+            ranks.tell(rank, "open_local_warns", path, copies=2)
+        warned = [ranks.reply(rank) for rank in range(2)]
+        assert [len(each) for each in warned] == [2 * (rank == node) for rank in range(2)]
+        assert all("A load reads it on other nodes, if those have copies" in each for each in warned[node])
+        assert ranks.all("steps") == [[1, 2]] * 2
+        assert ranks.all("loads", state(1), 1) == [True] * 2
+        assert ranks.all("loads", state(2)) == [True] * 2
+        ranks.all("save", 3, state(3), block=True)
+        assert ranks.all("steps") == [[1, 2, 3]] * 2
+        assert ranks.all("loads", state(3)) == [True] * 2
+        ranks.finish()
+    with RankProcesses(1) as ranks:  # alone, this node cannot know what it was; 3 has come after it
+        assert open_all(ranks, [paths[node]])[0] == [3]
+        ranks.finish()
+
+
+@pytest.mark.parametrize("lost", ["", "saves", "saves/step-00000002"])
+def test_a_node_loses_its_share_while_it_runs(tmp_path: Path, lost: str) -> None:
+    """The one that is asked first what the whole is."""
+    paths = directories(tmp_path, range(3))
+    with RankProcesses(3) as ranks:
+        open_all(ranks, paths, copies=2)
+        for step in (1, 2):
+            ranks.all("save", step, state(step), block=True)
+        first = min(range(3), key=lambda node: json.loads(Path(paths[node], RECORD).read_text())["id"])
+        shutil.rmtree(Path(paths[first], lost))
+        warned = ranks.all("load_warns", state(2))
+        assert [len(each) for each in warned] == [2 * (node == first) for node in range(3)]
+        assert "Another node is asked" in warned[first][0]
+        assert "It is read on another node that has a copy" in warned[first][1]
+        ranks.finish()
+
+
+def test_saves_that_lost_nodes_have_cut_do_not_pile_up(tmp_path: Path) -> None:
+    paths = directories(tmp_path, range(3))
+    step = 0
+    for _ in range(2):
+        with RankProcesses(3) as ranks:
+            open_all(ranks, paths, copies=2, keep=1, timeout=4)
+            if step:
+                assert ranks.all("latest_loaded") == [step] * 3
+            step += 1
+            ranks.all("save", step, state(step), block=True)
+            ranks.tell(2, "cut_local", "prepared", "kill")
+            ranks.reply(2)
+            for rank in range(3):
+                ranks.tell(rank, "save", step + 1, state(step + 1), block=True)
+            assert ranks.collect(range(2)).keys() == {0, 1}
+        shutil.rmtree(tmp_path / "node-2")
+    with RankProcesses(3) as ranks:
+        open_all(ranks, paths, copies=2, keep=1)
+        assert ranks.all("latest_loaded") == [step] * 3
+        ranks.all("save", step + 1, state(step + 1), block=True)
+        ranks.finish()
+    for path in paths:
+        assert len(list(Path(path, "saves").glob("step-*"))) == 1
 
 
 def test_states_that_differ_are_warned_of(tmp_path: Path) -> None:

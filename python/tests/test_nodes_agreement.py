@@ -13,6 +13,7 @@ from trunkline.checkpoint.nodes.agreement import (
     Entry,
     Inventory,
     decide,
+    needed_damaged,
     next_history,
     next_number,
 )
@@ -51,6 +52,23 @@ def test_what_does_not_count_can_be_certain_or_not() -> None:
     assert (failed.failed, failed.undecided) == ((two,), ())
     unknown = decide([holds(A, two, committed=(one,))])
     assert (unknown.failed, unknown.undecided) == ((), (two,))
+
+
+def test_what_is_damaged_is_needed_unless_a_later_entry_or_another_node_shows_what_it_was() -> None:
+    one, two = save(1), save(2)
+    damaged = replace(holds(A, committed=(one,)), damaged=((2, "why"),))
+    for other in (
+        holds(B),
+        holds(B, committed=(one,)),
+        holds(B, two),
+    ):  # what is only prepared may have failed
+        assert needed_damaged([damaged, other]) == (A, "why")
+        assert needed_damaged([other, damaged]) == (A, "why")
+    assert needed_damaged([damaged, holds(B, committed=(two,))]) is None
+    assert needed_damaged([damaged, holds(B, committed=(save(3),))]) is None
+    assert needed_damaged([damaged, holds(B, committed=(save(2, (B, C)),))]) == (A, "why")  # not of this node
+    assert needed_damaged([replace(damaged, damaged=((0, "why"), (1, "why")))]) is None
+    assert next_number([damaged, holds(B)]) == 3
 
 
 def test_the_order_of_inventories_does_not_matter() -> None:

@@ -93,6 +93,58 @@ def test_what_failed_is_removed_and_what_is_unknown_is_not() -> None:
     assert plan_save(found, RUN, False, NewSave(4), Rules(3, None, None)).removable == ("save 2",)
 
 
+def test_what_is_undecided_is_removed_once_the_run_went_on_without_it() -> None:
+    """The node that is lost may have committed it, but nobody was told that it was saved."""
+    cut = entry(2, (A, "lost"))
+    load = Entry("load", 3, "b2", (("b1", 1),), (A, B), 1, base="save 1")
+    found = [
+        Inventory(A, (entry(1), cut, load), frozenset({"save 1", "load"})),
+        Inventory(B, (entry(1), load), frozenset({"save 1", "load"})),
+    ]
+    assert decide(found).undecided == (cut,)
+    assert set(plan_save(found, Run.of(load), False, NewSave(2), Rules(3, None, None)).removable) == {
+        "save 2",
+        "load",
+    }
+    kept = plan_save(found, Run.of(load), False, NewSave(2), Rules(None, None, None))
+    assert set(kept.removable) == {"load"}
+
+
+def test_what_cannot_be_loaded_takes_the_place_of_nothing_that_can() -> None:
+    lost = replace(entry(1, (A, "lost")), metrics=(("loss", 0.1),))
+    here = [replace(entry(step), metrics=(("loss", step / 10),)) for step in (2, 3)]
+    found = both(lost, *here)
+    best = ("loss", "min", 1)
+    plan = plan_save(found, RUN, False, NewSave(4, metrics=(("loss", 0.4),)), Rules(1, None, best))
+    assert plan.removable == ("save 3",)  # the best that can be loaded is 2; 1 is the best with the lost node
+    plan = plan_save(found, RUN, False, NewSave(4), Rules(3, None, None))
+    assert plan.removable == ("save 1",)
+    plan = plan_save(
+        both(entry(1), entry(2, (A, "lost")), entry(3)), RUN, False, NewSave(4), Rules(3, None, None)
+    )
+    assert plan.removable == ()  # two that can be loaded, and the new one
+
+
+def test_what_a_node_cannot_read_may_be_the_latest() -> None:
+    damaged = replace(both(entry(1))[0], damaged=((2, "the manifest is damaged"),))
+    for found in ([damaged], [damaged, both(entry(1))[1]]):
+        for plan in (
+            lambda: plan_load(found, None),  # noqa: B023
+            lambda: loadable_saves(found),  # noqa: B023
+            lambda: plan_save(found, RUN, False, NewSave(3), Rules(3, None, None)),  # noqa: B023
+        ):
+            with pytest.raises(Refused, match="on the node node a, the manifest is damaged") as refused:
+                plan()
+            assert refused.value.kind == "damaged"
+    two = replace(entry(2), kept_by=((0, 1), (1, 0)))
+    other = both(entry(1), two)[1]
+    plan = plan_load([damaged, other], None)
+    assert plan is not None
+    assert (plan.save, plan.holders) == (two, (B,))
+    saved = plan_save([damaged, other], RUN, False, NewSave(3), Rules(3, None, None))
+    assert saved.entry.number == 3
+
+
 def test_another_run_has_saved() -> None:
     with pytest.raises(Refused, match="another run has saved step 3 meanwhile"):
         plan_save(both(entry(3)), Run("b0", ()), False, NewSave(4), Rules(3, None, None))
@@ -155,7 +207,7 @@ def test_nodes_without_anything_do_not_matter() -> None:
     found = [Inventory(""), *both(entry(1))]
     plan = plan_load(found, None)
     assert plan is not None
-    assert plan.holder == 1
+    assert plan.holders == (A, B)
     assert [each.step for each in loadable_saves(found)] == [1]
 
 

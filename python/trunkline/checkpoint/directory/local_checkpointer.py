@@ -119,8 +119,8 @@ class LocalCheckpointer(Checkpointer):
             )
         for number, error in sorted(node.damaged.items()):
             warn_without_failing(
-                f"{error}. The other steps of this node can be loaded. If it cannot be restored, remove "
-                f"{self._absolute}/saves/{step_name(number)}",
+                f"{error}. A load reads it on other nodes, if those have copies. If it cannot be restored, "
+                f"remove {self._absolute}/saves/{step_name(number)}",
                 caller(),
             )
 

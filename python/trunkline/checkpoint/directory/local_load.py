@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from datetime import timedelta
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from trunkline._core import CheckpointStore, GcPause, crc32c
@@ -165,12 +166,10 @@ class LocalLoading:
         for text in found["warnings"]:
             warn_without_failing(text, caller())
         save = entry_of(found["save"])
-        whole = combine(
-            exchange, "whole", self._describe(save, found["holder"]), lambda each: each[found["holder"]], _BUT
-        )
         if context.ranks.size > 1:
             context.begin_load(save.step)
         there = {node: found["nodes"].index(node) for node in found["holders"]}
+        whole = self._whole(exchange, save, list(there.values()))
         state = self._read(exchange, save, whole, there, into, wanted)
         if found["is_latest"]:
             context.run = Run.of(self._commit(exchange, plans))
@@ -212,7 +211,7 @@ class LocalLoading:
                 latest = None if plan is None else plan.save.step
             except Refused:
                 pass  # the latest cannot be loaded; load() says so
-        except (Conflict, Diverged) as error:
+        except (Refused, Conflict, Diverged) as error:
             return problem_of(error)
         return {"latest": latest, "saves": list(map(json_of, saves))}
 
@@ -229,7 +228,6 @@ class LocalLoading:
         return {
             "save": json_of(plan.save),
             "is_latest": plan.run is None,
-            "holder": self._context.nodes.first_ranks()[plan.holder],
             "nodes": [each.node for each in found],
             "holders": plan.holders,
             "warnings": [
@@ -249,12 +247,26 @@ class LocalLoading:
             f"without {', '.join(lost)}. The next save has all copies; this step stays as it is"
         ]
 
-    def _describe(self, save: Entry, holder: int) -> Any:
-        """Return the description of the whole, on the rank that is to send it."""
-        if self._context.ranks.rank != holder:
-            return None
-        assert self._context.node is not None
-        return share_of(self._context.node.store, save.number)["whole"]
+    def _whole(self, exchange: Exchange | None, save: Entry, there: list[int]) -> dict[str, Any]:
+        """Return the description of the whole, from the first of the nodes that can read it."""
+        context = self._context
+        for place in there:
+            sender = context.nodes.first_ranks()[place]
+            found: dict[str, Any] | None = None
+            if context.ranks.rank == sender:
+                assert context.node is not None
+                try:
+                    found = {"whole": _share_of_save(context.node.store, save)["whole"]}
+                except OSError as error:
+                    if place == there[-1]:
+                        raise
+                    found = {}
+                    warn_without_failing(f"{error}. Another node is asked", caller())
+            whole: dict[str, Any] | None
+            whole = combine(exchange, f"whole, {place}", found, itemgetter(sender), _BUT).get("whole")
+            if whole is not None:
+                return whole
+        raise AssertionError("a save is on one node or more")
 
     def _commit(self, exchange: Exchange | None, plans: list[LoadPlan]) -> Entry:
         """Step 4 of a load: commit its entry on all nodes."""
@@ -364,7 +376,8 @@ class LocalLoading:
             for share, error in failed:
                 if len(able[share]) == 1:
                     raise error
-                warn_without_failing(f"{error}. It is read on another node that has a copy", caller())
+                what = str(error).removesuffix(shards.WHAT_TO_LOAD)
+                warn_without_failing(f"{what}. It is read on another node that has a copy", caller())
             # A rank may read for as long as it is alive. Only what comes now has a time limit.
             again = combine(exchange, f"read, {attempt}", [share for share, _ in failed], _distinct, _BUT)
             for share, node in zip(left, chosen, strict=True):
@@ -420,8 +433,7 @@ class LocalLoading:
         """Read what this rank reads of the share of its node."""
         store = CheckpointStore(f"{self._context.path}/saves", create=False)
         manifest = store.open_manifest(save.number)
-        if share_of(store, save.number)["entry"]["id"] != save.id:
-            raise Error(None, f"{store.directory}: the share of step {save.step} is another save's")
+        _share_of_save(store, save)
         where = f"step {save.step} of {self._context.directory}"
         missing = own.keys() - {name for name, *_ in manifest.tensors()}
         if missing:
@@ -439,6 +451,14 @@ class LocalLoading:
             if index is None or checksum is None:
                 raise
             raise shards.corrupt_chunk(manifest, read, index, checksum) from error
+
+
+def _share_of_save(store: CheckpointStore, save: Entry) -> dict[str, Any]:
+    """Return what a node has written of a save. Raises Error if that is gone, and another is in its place."""
+    share = share_of(store, save.number)
+    if share["entry"]["id"] != save.id:
+        raise Error(None, f"{store.directory}: the share of step {save.step} is another save's")
+    return share
 
 
 def _nothing() -> None:

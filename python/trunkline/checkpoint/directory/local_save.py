@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from trunkline._core import CheckpointSave, FileSet, GcPause
-from trunkline._errors import Error, exception_of
+from trunkline._errors import Corrupt, Error, exception_of
 from trunkline._logging import Log
 from trunkline._warnings import warn_without_failing
 from trunkline.checkpoint.directory import shards as shard_files
@@ -79,6 +79,8 @@ def refusal(context: LocalContext, problem: Mapping[str, str], doing: str) -> Ex
         return FileExistsError(17, text, context.directory)
     if problem["kind"] == "missing":
         return exception_of("system", 2, text, context.directory)
+    if problem["kind"] == "damaged":
+        return Corrupt(None, text, context.directory)
     return Error(None, text, context.directory)
 
 
@@ -178,7 +180,7 @@ class LocalSave(StepSave):
             "collectives": self._collectives,
             "loaded": self._loaded,
         }
-        measured = tuple(sorted(metrics_in_manifest(self._metrics).items()))
+        measured = tuple(metrics_in_manifest(self._metrics).items())
         try:
             run = after_failure(found, context.run, context.attempt)
             new = NewSave(self._step, context.kept_by, measured)

@@ -192,6 +192,9 @@ def first_tensor(manifest: CheckpointManifest, shard: int) -> str | None:
     return next(iter(manifest.tensors_in(shard, 0, 2**63 - 1)), None)
 
 
+WHAT_TO_LOAD = "; load another step, or the remaining data with verify=False"  # instead of a corrupt chunk
+
+
 def corrupt_chunk(manifest: CheckpointManifest, read: Targets, index: int, checksum: int) -> Corrupt:
     """Make the error for a wrong checksum of a layout, by indices; it names the first tensor concerned."""
     layout, shard = read.layouts[index], read.shards[index]
@@ -206,7 +209,7 @@ def corrupt_chunk(manifest: CheckpointManifest, read: Targets, index: int, check
     error = Corrupt(
         None,
         f"{path} is corrupt: chunk {chunk} (bytes {begin} to {end}), {what}, does not match the "
-        "checksum it was written with; load another step, or the remaining data with verify=False",
+        f"checksum it was written with{WHAT_TO_LOAD}",
         path,
     )
     error.tensor, error.chunk = names[0] if names else None, chunk

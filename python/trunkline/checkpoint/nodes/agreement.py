@@ -19,7 +19,9 @@ A save, of which rank 0 is the coordinator:
   6. Every node durably marks the entry as *committed*, and reports.
   7. When it is committed on all of its nodes, the coordinator tells them, and the save has succeeded: no
      handle.wait() returns before. Until then it has failed or not; a load finds out.
-  8. Only now each node may remove earlier entries of the lineage, below. Others are never removed.
+  8. Only now each node may remove earlier entries of the lineage, below, and those of which nobody was told
+     that they count: that no node can have committed, and that only nodes can which are not there, if the run
+     has superseded them. Others are never removed.
 
 A load:
 
@@ -88,11 +90,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class Inventory:
-    """The entries that a node has. committed: the ids of those that are."""
+    """The entries that a node has.
+
+    committed: the ids of those that are. damaged: the numbers of those that it cannot read any more, and why.
+    """
 
     node: str
     prepared: tuple[Entry, ...] = ()
     committed: frozenset[str] = frozenset()
+    damaged: tuple[tuple[int, str], ...] = ()
 
 
 class Conflict(Exception):
@@ -185,7 +191,26 @@ def _merge(inventories: Sequence[Inventory]) -> tuple[list[Entry], dict[str, tup
 
 def next_number(inventories: Iterable[Inventory]) -> int:
     """Return the number of the next entry: above all that these nodes have."""
-    return 1 + max((entry.number for each in inventories for entry in each.prepared), default=0)
+    found = list(inventories)
+    known = [entry.number for each in found for entry in each.prepared]
+    return 1 + max([*known, *(number for each in found for number, _ in each.damaged)], default=0)
+
+
+def needed_damaged(inventories: Iterable[Inventory]) -> tuple[str, str] | None:
+    """Return a node with why it cannot read an entry that may be the latest; None: there is none.
+
+    An entry has a higher number than all that its nodes had seen, and supersedes them. So what a node cannot
+    read is not needed if an entry with a higher number that names the node is committed on any node. If one
+    with the same number is, it is the entry itself: before that was committed it was prepared on this node.
+    """
+    found = list(inventories)
+    committed = [entry for each in found for entry in each.prepared if entry.id in each.committed]
+    for each in found:
+        last = max((entry.number for entry in committed if each.node in entry.nodes), default=0)
+        for number, why in each.damaged:
+            if number > last:
+                return each.node, why
+    return None
 
 
 def next_history(inventories: Iterable[Inventory], chosen: Entry | None) -> History:

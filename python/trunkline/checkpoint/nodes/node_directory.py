@@ -23,8 +23,8 @@ from weakref import WeakSet
 
 from trunkline._core import CheckpointStore
 from trunkline._errors import Corrupt, Error, Format, Unsupported, exception_of, system_error
-from trunkline._formats.checkpoint_names import DESCRIPTOR, step_of
-from trunkline._formats.node_names import RECORD, SAVES
+from trunkline._formats.checkpoint_names import DESCRIPTOR, step_name, step_of
+from trunkline._formats.node_names import LOCK, RECORD, SAVES
 from trunkline._replacing import replacing
 from trunkline.checkpoint.nodes.agreement import Entry, Inventory
 from trunkline.checkpoint.nodes.record import (
@@ -36,7 +36,7 @@ from trunkline.checkpoint.nodes.record import (
     wrong_values_named,
 )
 
-_LOCK = "trunkline-node.lock"
+_USE_ANOTHER = "; use another step, or restore it from a copy"  # as errors of manifests end
 _SHARE = "share of a node"  # the key of the state in `saves`, which no state of a user has at this place
 
 # Who in this process has used a directory, by device and inode of its lock file.
@@ -68,7 +68,7 @@ class NodeDirectory:
     """The directory of a node. Only after lock() may it be changed. Not thread-safe."""
 
     def __init__(self, directory: str, volumes: list[str] | None = None) -> None:
-        """Open it, which creates nothing. Raises Error if it cannot be read, Corrupt if it is damaged."""
+        """Open it, which creates nothing. Raises Error, and Corrupt if its record is damaged or missing."""
         self.directory = directory
         self.store = CheckpointStore(f"{directory}/{SAVES}", volumes=volumes)
         self._record = Record()
@@ -77,8 +77,7 @@ class NodeDirectory:
         self.is_replaced = False  # another object of this process has gone on in the directory
         self._others: WeakSet[NodeDirectory] = WeakSet()  # of this process, which have used the directory
         self._saves: dict[str, Entry] = {}
-        # Shares that cannot be read, by number, and that are not needed.
-        self.damaged: dict[int, Corrupt] = {}
+        self.damaged: dict[int, Error] = {}  # shares that cannot be read, by number
         self.read()
 
     @property
@@ -95,36 +94,21 @@ class NodeDirectory:
         self._saves, self.damaged = {}, {}
         for number in self.store.steps():
             try:
-                share = share_of(self.store, number)
+                entry = self._entry_of(number)
             except FileNotFoundError:  # the process that has locked the directory has removed it meanwhile
                 continue
-            except Corrupt as error:
+            except (Corrupt, Format) as error:
                 self.damaged[number] = error
                 continue
-            with wrong_values_named(f"step {number} of {self.store.directory}"):
-                entry = entry_of(share["entry"])
-            if entry.number != number:
-                raise Format(None, f"{self.store.directory}: step {number} has the entry {entry.number}")
             self._saves[entry.id] = entry
-        self._check_damaged()
 
-    def _check_damaged(self) -> None:
-        """Raise the error of a damaged share, unless an entry that counts has come after it.
-
-        An entry has a higher number than all that its nodes had seen, and supersedes them. So what is damaged
-        and older than one that this node has committed cannot be the latest, whatever it says, and the run
-        that has gone on has it in its history.
-        """
-        entries = {**self._saves, **self._record.continuations}
-        last = max((entries[name].number for name in self._record.committed & entries.keys()), default=0)
-        for number, error in sorted(self.damaged.items()):
-            if number > last:
-                raise Corrupt(
-                    None,
-                    f"{error}. It may be the latest checkpoint of this node, so nothing else is used in its "
-                    f"place: restore that file, or move {self.directory} away; the node then is a new one",
-                    error.filename,
-                )
+    def _entry_of(self, number: int) -> Entry:
+        share = share_of(self.store, number)
+        with wrong_values_named(f"step {number} of {self.store.directory}"):
+            entry = entry_of(share["entry"])
+        if entry.number != number:
+            raise Format(None, f"{self.store.directory}: step {number} has the entry {entry.number}")
+        return entry
 
     def lost_save(self) -> Entry | None:
         """Return the save that this node has committed last, if its share is gone; None if it is there."""
@@ -158,7 +142,16 @@ class NodeDirectory:
         """Return what this node has, for the agreement with others."""
         entries = {**self._saves, **self._record.continuations}
         ordered = tuple(sorted(entries.values(), key=lambda each: (each.number, each.id)))
-        return Inventory(self.id, ordered, self._record.committed & entries.keys())
+        damaged = tuple((number, self._why_needed(number)) for number in sorted(self.damaged))
+        return Inventory(self.id, ordered, self._record.committed & entries.keys(), damaged)
+
+    def _why_needed(self, number: int) -> str:
+        """Return what is wrong with a damaged share, and what to do if it is needed."""
+        what = str(self.damaged[number]).removesuffix(_USE_ANOTHER)
+        return (
+            f"{what}. It may be the latest checkpoint, so no other is used in its place: restore it, or "
+            f"remove {self.store.directory}/{step_name(number)} to go on from an earlier step"
+        )
 
     def lock(self, *, to_load: bool = False) -> None:
         """Make the directory if it is not there, and lock it until this process ends.
@@ -174,7 +167,7 @@ class NodeDirectory:
                 "that one, or call load() first",
                 self.directory,
             )
-        path = f"{self.directory}/{_LOCK}"
+        path = f"{self.directory}/{LOCK}"
         try:
             _make_durably(self.directory)
             descriptor = _lock_file(path)
@@ -317,13 +310,15 @@ def inventory_in_json(inventory: Inventory) -> dict[str, Any]:
         "node": inventory.node,
         "prepared": [json_of(each) for each in inventory.prepared],
         "committed": sorted(inventory.committed),
+        "damaged": inventory.damaged,
     }
 
 
 def inventory_of(about: Mapping[str, Any]) -> Inventory:
     """Return an inventory that was sent."""
     prepared = tuple(entry_of(each) for each in about["prepared"])
-    return Inventory(about["node"], prepared, frozenset(about["committed"]))
+    damaged = tuple((number, why) for number, why in about["damaged"])
+    return Inventory(about["node"], prepared, frozenset(about["committed"]), damaged)
 
 
 def state_of_share(entry: Entry, whole: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from trunkline.checkpoint.nodes.agreement import (
     Inventory,
     Metrics,
     decide,
+    needed_damaged,
     next_history,
     next_number,
 )
@@ -56,6 +57,18 @@ class Refused(Exception):
         self.kind = kind
 
 
+def _decide(found: Sequence[Inventory]) -> Decision:
+    """Find the latest entry. found: of all nodes; those without an id have nothing.
+
+    Raises Refused if a node cannot read what may be the latest.
+    """
+    here = [each for each in found if each.node]
+    damaged = needed_damaged(here)
+    if damaged is not None:
+        raise Refused("damaged", f"on the node {damaged[0]}, {damaged[1]}")
+    return decide(here)
+
+
 @dataclass(frozen=True)
 class SavePlan:
     """The entry of a save, and the ids of those that may be removed once it is committed on all nodes."""
@@ -79,7 +92,7 @@ def plan_save(
 
     Raises Refused if these nodes have checkpoints that the run does not continue from.
     """
-    decision = decide(found)
+    decision = _decide(found)
     latest = decision.latest
     if run is None and latest is not None and not fresh:
         raise Refused(
@@ -108,15 +121,25 @@ def plan_save(
     gone = {each.id for each in decision.failed}
     if run is not None:
         saves = [each for each in decision.saves if each.id not in run.left]
-        gone |= _removable(saves, entry, rules)
+        gone |= _removable(decision, saves, entry, rules)
         if rules.keep is not None:
-            gone |= set(run.left)
+            gone |= set(run.left) | {each.id for each in decision.undecided if entry.supersedes(each)}
     gone |= _superfluous(found, decision, gone)
     return SavePlan(entry, tuple(sorted(gone)))
 
 
-def _removable(saves: Sequence[Entry], new: Entry, rules: Rules) -> set[str]:
-    """Return what retention removes of the lineage, as for other checkpoints."""
+def _removable(decision: Decision, saves: Sequence[Entry], new: Entry, rules: Rules) -> set[str]:
+    """Return what retention removes of the lineage.
+
+    Those that cannot be loaded without nodes that are not there take the place of none that can be.
+    """
+    loadable = [each for each in saves if not _missing_owners(decision, each)]
+    missing = {each.id for each in saves} - {each.id for each in loadable}
+    return _excess(loadable, new, rules) | (_excess(saves, new, rules) & missing)
+
+
+def _excess(saves: Sequence[Entry], new: Entry, rules: Rules) -> set[str]:
+    """Return what retention removes of so many saves, as for other checkpoints."""
     same = [each for each in saves if each.step == new.step]
     others = [each for each in saves if each.step != new.step]
     gone = list(same)
@@ -159,13 +182,12 @@ def _superfluous(found: Sequence[Inventory], decision: Decision, gone: Collectio
 class LoadPlan:
     """What to load: a save, and the entry from which the run goes on.
 
-    holder: a node that has the save, as an index. holders: the ids of all that have it. run: goes back to the
+    holders: the ids of the nodes that have the save. run: goes back to the
     save; None if that is the latest: then the load is an entry.
     """
 
     save: Entry
     chosen: Entry
-    holder: int
     holders: tuple[str, ...]
     run: Run | None
 
@@ -175,7 +197,7 @@ def plan_load(found: Sequence[Inventory], step: int | None) -> LoadPlan | None:
 
     Raises Refused if a step does not exist, or cannot be loaded without nodes that are not there.
     """
-    decision = decide(each for each in found if each.node)
+    decision = _decide(found)
     if decision.latest is None and step is None:
         return None
     if step is None:
@@ -195,13 +217,10 @@ def plan_load(found: Sequence[Inventory], step: int | None) -> LoadPlan | None:
         )
     latest = decision.latest
     assert latest is not None
-    holder = next(index for index, each in enumerate(found) if save in each.prepared)
     if save == decision.save:
-        return LoadPlan(save, latest, holder, decision.holders[save.id], None)
+        return LoadPlan(save, latest, decision.holders[save.id], None)
     left = tuple(each.id for each in decision.saves if not save.continues(each))
-    return LoadPlan(
-        save, save, holder, decision.holders[save.id], Run(start=save, latest=latest.id, left=left)
-    )
+    return LoadPlan(save, save, decision.holders[save.id], Run(start=save, latest=latest.id, left=left))
 
 
 def _lacks_nodes(decision: Decision, save: Entry) -> bool:
@@ -218,7 +237,7 @@ def _missing_owners(decision: Decision, save: Entry | None) -> list[str]:
 
 def loadable_saves(found: Sequence[Inventory]) -> list[Entry]:
     """Return the saves that these nodes can load, in their order; of each step the last one."""
-    return _loadable_saves(decide(each for each in found if each.node))
+    return _loadable_saves(_decide(found))
 
 
 def _loadable_saves(decision: Decision) -> list[Entry]:
