@@ -674,3 +674,51 @@ def _why_no_mounts(source: str, target: str) -> str:
     os.waitpid(child, 0)
     with os.fdopen(read, "rb") as said:
         return said.read().decode()
+
+
+def test_a_step_is_deleted_from_all_nodes(tmp_path: Path) -> None:
+    paths = directories(tmp_path, [0, 1, 1])
+    with RankProcesses(3) as ranks:
+        open_all(ranks, paths, keep=None)
+        for step in (1, 2, 3):
+            ranks.all("save", step, state(step), block=True)
+        ranks.all("ask", "delete", 2)
+        assert ranks.all("steps") == [[1, 3]] * 3
+        for path in paths:
+            assert [each.name for each in sorted(Path(path, "saves").glob("step-*"))] == [
+                "step-00000001",
+                "step-00000003",
+            ]
+        for step, why in ((3, "step 3 is the latest"), (2, "no checkpoint of step 2")):
+            assert all(why in each.message for each in ranks.failures("ask", "delete", step).values())
+        ranks.all("save", 4, state(4), block=True)
+        ranks.finish()
+    with RankProcesses(3) as ranks:
+        assert open_all(ranks, paths, keep=None) == [[1, 3, 4]] * 3
+        ranks.all("ask", "delete", 3)
+        assert ranks.all("loads", state(4)) == [True] * 3
+        assert ranks.all("loads", state(1), 1) == [True] * 3
+        ranks.all("ask", "delete", 1)  # which the run has gone back to
+        ranks.all("save", 2, state(2), block=True)
+        assert ranks.all("steps") == [[2]] * 3
+        ranks.finish()
+
+
+def test_a_share_that_comes_back_after_its_step_was_deleted_is_removed(tmp_path: Path) -> None:
+    paths = directories(tmp_path, range(2))
+    with RankProcesses(2) as ranks:
+        open_all(ranks, paths, keep=None)
+        for step in (1, 2):
+            ranks.all("save", step, state(step), block=True)
+        share, away = Path(paths[1], "saves/step-00000001"), tmp_path / "away"
+        share.rename(away)
+        ranks.all("ask", "delete", 1)
+        away.rename(share)
+        ranks.finish()
+    with RankProcesses(2) as ranks:
+        assert open_all(ranks, paths, keep=None) == [[2]] * 2
+        assert ranks.all("loads", state(2)) == [True] * 2
+        ranks.all("save", 3, state(3), block=True)
+        assert ranks.all("steps") == [[2, 3]] * 2
+        ranks.finish()
+    assert not share.exists()

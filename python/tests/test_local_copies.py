@@ -51,10 +51,14 @@ def test_the_loss_of_any_node_loses_nothing(tmp_path: Path) -> None:
             assert open_all(ranks, paths, copies=2) == [[1, 2]] * 3
             for warned in ranks.all("load_warns", state(2)):
                 assert len(warned) == 1
-                assert f"step 2 is on fewer nodes than it was saved to: without {ids[lost]}" in warned[0]
+                assert f"steps 1, 2 are on fewer nodes than when saved: without {ids[lost]}" in warned[0]
             assert ranks.all("loads", state(1), 1) == [True] * 3
             assert ranks.all("loads", state(2), 2) == [True] * 3
             ranks.all("save", 3, state(3), block=True)
+            for warned in ranks.all("load_warns", state(3)):
+                assert [text for text in warned if "steps 1, 2 are on fewer nodes" not in text] == []
+            ranks.all("ask", "delete", 1)
+            ranks.all("ask", "delete", 2)
             assert ranks.all("load_warns", state(3)) == [[]] * 3
             ranks.finish()
         shutil.rmtree(paths[lost])

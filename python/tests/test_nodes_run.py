@@ -14,7 +14,9 @@ from trunkline.checkpoint.nodes.run import (
     loadable_saves,
     plan_continuation,
     plan_load,
+    plan_removal,
     plan_save,
+    steps_with_lost_copies,
 )
 from trunkline.checkpoint.retention import KeepBest, Rules
 
@@ -215,3 +217,25 @@ def test_abandoned_steps_are_named() -> None:
     new = Entry("new", 3, "b2", (("b1", 1),), (A,), 2)
     found = [Inventory(A, (entry(1), new), frozenset({"save 1", "new"})), both(entry(1), entry(2))[1]]
     assert abandoned_steps(found) == [(2, B)]
+
+
+def test_what_goes_with_a_deleted_step() -> None:
+    load = Entry("load", 4, "b2", (("b1", 2),), (A, B), 2, base="save 2")
+    latest = replace(entry(5), branch="b2", history=(("b1", 2),))
+    found = both(entry(1), entry(2), load, latest)
+    assert plan_removal(found, 1) == ["save 1"]
+    assert plan_removal(found, 2) == ["load", "save 2"]
+    with pytest.raises(Refused, match="step 5 is the latest, which cannot be deleted") as refused:
+        plan_removal(found, 5)
+    assert refused.value.kind == "latest"
+    with pytest.raises(Refused, match="no checkpoint of step 9; of these nodes, 1, 2, 5 can be loaded"):
+        plan_removal(found, 9)
+    alone = entry(2, (A, "lost"))  # cannot be loaded
+    assert plan_removal([Inventory(A, (alone, latest), frozenset({"save 2", "save 5"}))], 2) == ["save 2"]
+
+
+def test_steps_with_lost_copies() -> None:
+    nodes = (A, B, "lost")
+    copied = [replace(entry(step, nodes), kept_by=((0, 1), (1, 2), (2, 0))) for step in (1, 2)]
+    assert steps_with_lost_copies(both(*copied, entry(3))) == [([1, 2], "lost")]
+    assert steps_with_lost_copies(both(entry(3))) == []

@@ -4,7 +4,7 @@ import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn, SupportsIndex, cast
+from typing import Any, Literal, SupportsIndex, cast
 
 from trunkline._arguments import bool_argument, count_argument, step_argument
 from trunkline._core import Engine
@@ -16,6 +16,7 @@ from trunkline._tensor_io.memory import Device
 from trunkline._warnings import caller, warn_without_failing
 from trunkline.checkpoint.directory.arguments import checked_options, names_of, ranks_of
 from trunkline.checkpoint.directory.checkpointer import Checkpointer, register
+from trunkline.checkpoint.directory.local_delete import delete
 from trunkline.checkpoint.directory.local_load import Listed, LocalLoading
 from trunkline.checkpoint.directory.local_save import LocalContext, LocalSave
 from trunkline.checkpoint.directory.part import Wanted
@@ -250,9 +251,21 @@ class LocalCheckpointer(Checkpointer):
                         None, f"step {entry.step} is damaged: {found[0]['message']}", found[0]["path"]
                     )
 
-    def delete(self, step: SupportsIndex) -> NoReturn:
-        """Raise Unsupported: not with local=True yet."""
-        raise self._unsupported("delete()")
+    def delete(self, step: SupportsIndex) -> None:
+        """Remove the checkpoint of `step` from all nodes that are there, durably. Collective.
+
+        Raises FileNotFoundError if there is no such checkpoint, and Unsupported for the latest one; Error
+        with EBUSY while another process saves there. Waits for running saves.
+        """
+        chosen = step_argument(step)
+        self._turn.check("delete", self._absolute)
+        self._wait_for_saves()
+        with self._turn.lock:
+            self._turn.begin("delete()")
+            try:
+                delete(self._context, chosen)
+            finally:
+                self._turn.end()
 
     def open_tensors(
         self,
@@ -262,10 +275,7 @@ class LocalCheckpointer(Checkpointer):
         verify: Literal["auto"] | bool = "auto",
     ) -> TensorReader:
         """Raise Unsupported: not with local=True yet."""
-        raise self._unsupported("open_tensors()")
-
-    def _unsupported(self, call: str) -> Error:
-        return Unsupported(None, f"{call} is not supported with local=True", self._absolute)
+        raise Unsupported(None, "open_tensors() is not supported with local=True", self._absolute)
 
     def _load_call(self, step: SupportsIndex | None) -> str:
         return f"load({'' if step is None else step})"

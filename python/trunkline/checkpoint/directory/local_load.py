@@ -28,7 +28,7 @@ from trunkline.checkpoint.directory.local_save import LocalContext, pieces_kept_
 from trunkline.checkpoint.directory.part import Part, Wanted
 from trunkline.checkpoint.directory.shares import Piece
 from trunkline.checkpoint.nodes.agreement import Conflict, Diverged, Entry, Inventory
-from trunkline.checkpoint.nodes.copies import choose_readers, lost_copies, shares_of
+from trunkline.checkpoint.nodes.copies import choose_readers, shares_of
 from trunkline.checkpoint.nodes.node_directory import (
     inventory_in_json,
     inventory_of,
@@ -44,9 +44,10 @@ from trunkline.checkpoint.nodes.run import (
     metrics_of,
     plan_continuation,
     plan_load,
+    steps_with_lost_copies,
 )
 from trunkline.checkpoint.ranks.group import Exchange, rank_error
-from trunkline.checkpoint.ranks.outcomes import combine, join, together
+from trunkline.checkpoint.ranks.outcomes import combine
 from trunkline.checkpoint.retention import METRICS
 from trunkline.checkpoint.state.tree import VIEWS, restore, restore_into
 
@@ -106,7 +107,7 @@ class LocalLoading:
             offered = self._entries(lock=False)
             return combine(exchange, "entries", offered, self._list, f"{call} failed")
 
-        found = self._together(call, work)
+        found = self._context.together(call, _BUT, work)
         if "problem" in found:
             raise refusal(self._context, found["problem"], call)
         return Listed(
@@ -117,8 +118,8 @@ class LocalLoading:
         """Load a step (None: the latest); return its number and the state."""
         call = f"load({'' if step is None else step})"
         try:
-            loaded: tuple[int, Any] = self._together(
-                call, lambda exchange: self._load(exchange, step, into, wanted)
+            loaded: tuple[int, Any] = self._context.together(
+                call, _BUT, lambda exchange: self._load(exchange, step, into, wanted)
             )
         except BaseException:
             self._context.must_read = True
@@ -127,17 +128,6 @@ class LocalLoading:
             if self._context.node is not None:
                 self._context.node.is_used = False
         return loaded
-
-    def _together(self, call: str, work: Callable[[Exchange | None], Any]) -> Any:
-        exchange = self._context.ranks.exchange(call, self._context.collectives())
-        if exchange is None:
-            return work(None)
-
-        def met() -> Any:
-            exchange.meet() if exchange.rank == 0 else join(exchange, _BUT)
-            return work(exchange)
-
-        return together(exchange, met)
 
     def _load(
         self, exchange: Exchange | None, step: int | None, into: Any, wanted: Wanted
@@ -235,17 +225,18 @@ class LocalLoading:
                 "on without them. It is left as it is, and not used"
                 for number, nodes in abandoned_steps(found)
             ]
-            + self._about_lost_copies(plan),
+            + self._about_lost_copies(found),
         }
 
-    def _about_lost_copies(self, plan: LoadPlan) -> list[str]:
-        lost = lost_copies(plan.save, plan.holders)
-        if not lost:
-            return []
-        return [
-            f"{self._context.directory}: step {plan.save.step} is on fewer nodes than it was saved to: "
-            f"without {', '.join(lost)}. The next save has all copies; this step stays as it is"
-        ]
+    def _about_lost_copies(self, found: list[Inventory]) -> list[str]:
+        texts = []
+        for steps, nodes in steps_with_lost_copies(found):
+            what = f"step {steps[0]} is" if len(steps) == 1 else f"steps {', '.join(map(str, steps))} are"
+            texts.append(
+                f"{self._context.directory}: {what} on fewer nodes than when saved: without {nodes}. The "
+                "next save has all copies; earlier steps stay as they are, and may not survive another loss"
+            )
+        return texts
 
     def _whole(self, exchange: Exchange | None, save: Entry, there: list[int]) -> dict[str, Any]:
         """Return the description of the whole, from the first of the nodes that can read it."""

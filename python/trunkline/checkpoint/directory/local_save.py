@@ -6,12 +6,12 @@ writes its record and manifest; all ranks of the node write its share.
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from trunkline._core import CheckpointSave, FileSet, GcPause
-from trunkline._errors import Corrupt, Error, exception_of
+from trunkline._errors import Corrupt, Error, Unsupported, exception_of
 from trunkline._logging import Log
 from trunkline._warnings import warn_without_failing
 from trunkline.checkpoint.directory import shards as shard_files
@@ -29,7 +29,8 @@ from trunkline.checkpoint.nodes.node_directory import (
 )
 from trunkline.checkpoint.nodes.record import entry_of, json_of
 from trunkline.checkpoint.nodes.run import NewSave, Refused, Run, after_failure, plan_save
-from trunkline.checkpoint.ranks.outcomes import combine, join
+from trunkline.checkpoint.ranks.group import Exchange
+from trunkline.checkpoint.ranks.outcomes import combine, join, together
 from trunkline.checkpoint.retention import metrics_in_manifest
 from trunkline.checkpoint.state.difference import marks_of
 
@@ -67,6 +68,18 @@ class LocalContext(SaveContext):
         """The index of the node of this rank."""
         return self.nodes.node_of[self.ranks.rank]
 
+    def together(self, call: str, but: str, work: Callable[[Exchange | None], Any]) -> Any:
+        """Return work(), in an exchange of all ranks for `call`. but: what has not happened if it fails."""
+        exchange = self.ranks.exchange(call, self.collectives())
+        if exchange is None:
+            return work(None)
+
+        def met() -> Any:
+            exchange.meet() if exchange.rank == 0 else join(exchange, but)
+            return work(exchange)
+
+        return together(exchange, met)
+
     def of_nodes(self, values: Sequence[Any]) -> list[Any]:
         """Return those of the values of all ranks that the first ranks of nodes have sent."""
         return [values[rank] for rank in self.nodes.first_ranks()]
@@ -79,6 +92,8 @@ def refusal(context: LocalContext, problem: Mapping[str, str], doing: str) -> Ex
         return FileExistsError(17, text, context.directory)
     if problem["kind"] == "missing":
         return exception_of("system", 2, text, context.directory)
+    if problem["kind"] == "latest":
+        return Unsupported(None, text, context.directory)
     if problem["kind"] == "damaged":
         return Corrupt(None, text, context.directory)
     return Error(None, text, context.directory)

@@ -249,7 +249,13 @@ class NodeDirectory:
                 self.store.remove(self._saves[name].number)
             del self._saves[name]
         kept = {name: each for name, each in self._record.continuations.items() if name not in gone}
-        left = replace(self._record, continuations=kept, committed=self._record.committed - gone)
+        last = self._record.last
+        left = replace(
+            self._record,
+            continuations=kept,
+            committed=self._record.committed - gone,
+            last=None if last is not None and last.id in gone else last,
+        )
         if left != self._record:
             self._write(left)
 

@@ -16,7 +16,7 @@ from trunkline.checkpoint.nodes.agreement import (
     next_history,
     next_number,
 )
-from trunkline.checkpoint.nodes.copies import KeptBy, missing_shares, shares_of
+from trunkline.checkpoint.nodes.copies import KeptBy, lost_copies, missing_shares, shares_of
 from trunkline.checkpoint.retention import Rules
 
 
@@ -265,6 +265,36 @@ def plan_continuation(found: Sequence[Inventory], plan: LoadPlan) -> Entry:
         plan.save.step,
         base=plan.save.id,
     )
+
+
+def steps_with_lost_copies(found: Sequence[Inventory]) -> list[tuple[list[int], str]]:
+    """Return the steps that can be loaded and have fewer copies than they had, by the nodes without which."""
+    decision = _decide(found)
+    steps: dict[str, list[int]] = {}
+    for save in _loadable_saves(decision):
+        lost = lost_copies(save, decision.holders[save.id])
+        if lost:
+            steps.setdefault(", ".join(lost), []).append(save.step)
+    return [(sorted(each), nodes) for nodes, each in steps.items()]
+
+
+def plan_removal(found: Sequence[Inventory], step: int) -> list[str]:
+    """Return the ids of the entries that go with a step. Raises Refused if there is none, and for the latest.
+
+    All nodes agree on the latest by what they have, so while one of them has it, it must be on all of them.
+    """
+    decision = _decide(found)
+    gone = {each.id for each in decision.saves if each.step == step}
+    if not gone:
+        raise Refused("missing", f"there is no checkpoint of step {step}{_loadable(decision)}")
+    if decision.save is None or decision.save.id in gone:
+        raise Refused(
+            "latest",
+            f"step {step} is the latest, which cannot be deleted with local=True; to go on from another "
+            "step, load() that and save",
+        )
+    every = [each for inventory in found for each in inventory.prepared]
+    return sorted(gone | {each.id for each in every if each.base in gone})
 
 
 def abandoned_steps(found: Sequence[Inventory]) -> list[tuple[int, str]]:

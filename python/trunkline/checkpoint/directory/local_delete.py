@@ -1,0 +1,42 @@
+"""Removes a step from the disks of several nodes."""
+
+import os
+from typing import Any
+
+from trunkline.checkpoint.directory.local_save import LocalContext, problem_of, refusal
+from trunkline.checkpoint.nodes.agreement import Conflict, Diverged
+from trunkline.checkpoint.nodes.node_directory import inventory_in_json, inventory_of
+from trunkline.checkpoint.nodes.run import Refused, plan_removal
+from trunkline.checkpoint.ranks.group import Exchange
+from trunkline.checkpoint.ranks.outcomes import combine
+
+_BUT = "nothing was deleted"
+_BUT_SOME = "the step was not deleted from all nodes; delete it again"
+
+
+def delete(context: LocalContext, step: int) -> None:
+    """Remove a step. Collective. The errors are those of LocalCheckpointer.delete()."""
+    call = f"delete({step})"
+
+    def plan(offered: list[Any]) -> dict[str, Any]:
+        try:
+            return {"gone": plan_removal([inventory_of(each) for each in context.of_nodes(offered)], step)}
+        except (Refused, Conflict, Diverged) as error:
+            return problem_of(error)
+
+    def work(exchange: Exchange | None) -> None:
+        node = context.node
+        offered = None
+        if node is not None:
+            if os.path.isdir(node.directory):  # noqa: PTH112
+                node.lock()
+            node.read()
+            offered = inventory_in_json(node.inventory())
+        found = combine(exchange, "entries", offered, plan, _BUT)
+        if "problem" in found:
+            raise refusal(context, found["problem"], call)
+        if node is not None:
+            node.remove(found["gone"])
+        combine(exchange, "removed", None, lambda _: None, _BUT_SOME)
+
+    context.together(call, _BUT, work)
