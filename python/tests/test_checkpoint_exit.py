@@ -7,10 +7,12 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import support_warm
 import torch
 from torch.distributed import TCPStore
 
@@ -67,14 +69,7 @@ def saving(way):
 
 
 def run(directory: Path, code: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", PRELUDE + textwrap.dedent(code)],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return support_warm.run(["-c", PRELUDE + textwrap.dedent(code)], cwd=directory)
 
 
 def names(root: Path) -> set[str]:
@@ -423,6 +418,8 @@ def import_and_save():
 atexit.register(import_and_save)
 """,
 }
+# With these, torch is imported before the handler comes: it may as well be imported before all else.
+TORCH_FIRST = ("before saving is imported", "with the package imported in it")
 WAYS = {
     "tl.save": ("pass", 'tl.save(state(), "big.pt")'),
     "tl.save_async": ("pass", 'tl.save_async(state(), "big.pt")'),
@@ -442,8 +439,14 @@ def save():
     {save}
 {MOMENTS[moment].format(prepare=prepare)}
 """
+    return run_code(moment, code, directory)
+
+
+def run_code(moment: str, code: str, directory: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    if moment in TORCH_FIRST:
+        return support_warm.run(["-c", code, *arguments], cwd=directory)
     return subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", code],
+        [sys.executable, "-X", "faulthandler", "-c", code, *arguments],
         cwd=directory,
         capture_output=True,
         text=True,
@@ -496,23 +499,11 @@ def save():
     {save}
 {MOMENTS[moment].format(prepare=prepare)}
 """
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", "-c", code, str(rank), str(server.port)],
-            cwd=directory,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        messages = [rank.communicate(timeout=120)[1] for rank in ranks]
-        return [(rank.returncode, message) for rank, message in zip(ranks, messages, strict=True)]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    with ThreadPoolExecutor(2) as pool:
+        ranks = [
+            pool.submit(run_code, moment, code, directory, str(rank), str(server.port)) for rank in range(2)
+        ]
+    return [(rank.result().returncode, rank.result().stderr) for rank in ranks]
 
 
 @pytest.mark.parametrize("destroyed", [False, True])
