@@ -43,6 +43,7 @@ def _ls(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
             continue
         marks = [] if each["is_committed"] else ["not committed"]
         marks += [] if each["is_complete"] else ["incomplete"]
+        marks += [f"in place of {each['in_place_of']}"] if each["in_place_of"] else []
         lines.append(
             f"{step:<10}{each['time']:>20}{len(each['nodes']):>7}{each['copies']:>8}{each['world_size']:>7}"
             f"{size(each['bytes']):>10}{size(each['bytes_here']):>10}  {', '.join(marks)}".rstrip()
@@ -59,7 +60,8 @@ def _show(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     lines = [
         f"step {found['step']}, saved {found['time']}; ranks: {found['world_size']}, nodes: "
         f"{len(found['nodes'])}, copies: {found['copies']}"
-        + ("" if found["is_committed"] else "; not known here to be committed"),
+        + ("" if found["is_committed"] else "; not known here to be committed")
+        + (f"; here in place of node {found['in_place_of']}" if found["in_place_of"] else ""),
         "",
     ]
     lines += [

@@ -25,6 +25,7 @@ class NodeShares:
         self._node = NodeDirectory(directory)
         inventory = self._node.inventory()
         self._committed = inventory.committed
+        self._in_place_of = dict(inventory.in_place_of)
         self._saves = [each for each in inventory.prepared if each.base is None]
 
     def listed(self) -> dict[str, Any]:
@@ -116,6 +117,7 @@ class NodeShares:
             "nodes": list(entry.nodes),
             "copies": len(keepers_of(entry)[0]),
             "is_committed": entry.id in self._committed,
+            "in_place_of": self._in_place_of.get(entry.id),
             "metrics": dict(entry.metrics),
         }
 

@@ -99,11 +99,12 @@ class Checkpointer:
     be there, in any order, and others may be. A step counts once all nodes have committed it. Ranks that see
     the same directory are one node. All calls are collective but verify(): also load(step), latest() and
     steps(), metrics() and best(). A process that has saved or loaded keeps the directory of its node locked
-    until it ends. Does not support writers, incremental, tiers, delete() and open_tensors().
+    until it ends. Does not support writers, incremental, tiers and open_tensors().
 
     copies, domain: with local=True. copies=2: a second node keeps each share as well, and writes it from its
     own memory; so a step survives the loss of any node, and with copies=3 that of any two. load() reads the
-    copy where a share is missing or damaged; of damage it warns (RuntimeWarning). domain: the name of what
+    copy where a share is missing or damaged; of damage it warns (RuntimeWarning). After a loss, the next save
+    has all copies; restore_copies() makes those of earlier steps again. domain: the name of what
     fails at once with this node, such as its rack; copies are kept in different ones. A RuntimeWarning says
     if there are too few nodes or domains for that.
 
@@ -529,6 +530,18 @@ class Checkpointer:
             retry_while_locked(lambda: store.remove(chosen))
 
         self._agree(remove, f"delete({chosen})")
+
+    def restore_copies(self) -> list[int]:
+        """With local=True: give nodes in the place of lost ones the copies that those had; return the steps.
+
+        Collective. Of each step that can be loaded: a node that has nothing of it gets what a lost one had,
+        read from the copies on others and verified by the checksums of the step. Needs load() or save()
+        before. Waits for running saves, and until all is copied.
+
+        Raises Corrupt if a copy is damaged, and RankError with the error of another rank; the steps before
+        have their copies then. Raises ValueError without local=True.
+        """
+        raise ValueError("restore_copies() needs local=True: other directories have no copies on other nodes")
 
     def __repr__(self) -> str:
         return f"<trunkline.Checkpointer {str(self.directory)!r} {self._context.rules}>"

@@ -18,6 +18,7 @@ from trunkline.checkpoint.directory.arguments import checked_options, names_of, 
 from trunkline.checkpoint.directory.checkpointer import Checkpointer, register
 from trunkline.checkpoint.directory.local_delete import delete
 from trunkline.checkpoint.directory.local_load import Listed, LocalLoading
+from trunkline.checkpoint.directory.local_refill import restore_copies
 from trunkline.checkpoint.directory.local_save import LocalContext, LocalSave
 from trunkline.checkpoint.directory.part import Wanted
 from trunkline.checkpoint.directory.step_save import StepSave
@@ -250,6 +251,21 @@ class LocalCheckpointer(Checkpointer):
                     raise Corrupt(
                         None, f"step {entry.step} is damaged: {found[0]['message']}", found[0]["path"]
                     )
+
+    def restore_copies(self) -> list[int]:
+        """As Checkpointer.restore_copies()."""
+        self._turn.check("restore_copies", self._absolute)
+        self._wait_for_saves()
+        if self._context.run is None:
+            raise ValueError("restore_copies() needs the latest checkpoint: call load() first")
+        if self._ranks.size == 1:
+            return []
+        with self._turn.lock:
+            self._turn.begin("restore_copies()")
+            try:
+                return restore_copies(self._context, self._local, self._process_group)
+            finally:
+                self._turn.end()
 
     def delete(self, step: SupportsIndex) -> None:
         """Remove the checkpoint of `step` from all nodes that are there, durably. Collective.

@@ -158,8 +158,8 @@ class LocalLoading:
         save = entry_of(found["save"])
         if context.ranks.size > 1:
             context.begin_load(save.step)
-        there = {node: found["nodes"].index(node) for node in found["holders"]}
-        whole = self._whole(exchange, save, list(there.values()))
+        there = found["there"]
+        whole = self.whole_of(exchange, save, list(there.values()))
         state = self._read(exchange, save, whole, there, into, wanted)
         if found["is_latest"]:
             context.run = Run.of(self._commit(exchange, plans))
@@ -218,8 +218,7 @@ class LocalLoading:
         return {
             "save": json_of(plan.save),
             "is_latest": plan.run is None,
-            "nodes": [each.node for each in found],
-            "holders": plan.holders,
+            "there": plan.places,
             "warnings": [
                 f"{self._context.directory}: step {number} on the nodes {nodes} was abandoned: the run went "
                 "on without them. It is left as it is, and not used"
@@ -233,13 +232,18 @@ class LocalLoading:
         for steps, nodes in steps_with_lost_copies(found):
             what = f"step {steps[0]} is" if len(steps) == 1 else f"steps {', '.join(map(str, steps))} are"
             texts.append(
-                f"{self._context.directory}: {what} on fewer nodes than when saved: without {nodes}. The "
-                "next save has all copies; earlier steps stay as they are, and may not survive another loss"
+                f"{self._context.directory}: {what} on fewer nodes than when saved: without {nodes}. Another "
+                "loss can take them: restore_copies() gives what is missing to nodes that have room for it"
             )
         return texts
 
-    def _whole(self, exchange: Exchange | None, save: Entry, there: list[int]) -> dict[str, Any]:
-        """Return the description of the whole, from the first of the nodes that can read it."""
+    def whole_of(
+        self, exchange: Exchange | None, save: Entry, there: list[int], topic: str = ""
+    ) -> dict[str, Any]:
+        """Return the description of the whole, from the first of the nodes that can read it. Collective.
+
+        topic: differs for each save of which it is asked in one exchange.
+        """
         context = self._context
         for place in there:
             sender = context.nodes.first_ranks()[place]
@@ -254,7 +258,9 @@ class LocalLoading:
                     found = {}
                     warn_without_failing(f"{error}. Another node is asked", caller())
             whole: dict[str, Any] | None
-            whole = combine(exchange, f"whole, {place}", found, itemgetter(sender), _BUT).get("whole")
+            whole = combine(exchange, f"whole, {place}, {topic}", found, itemgetter(sender), _BUT).get(
+                "whole"
+            )
             if whole is not None:
                 return whole
         raise AssertionError("a save is on one node or more")
@@ -494,7 +500,7 @@ def _slices(piece: Piece, reader: int) -> list[_Slice]:
     ]
 
 
-def _agree(ranks: Any, error: Exception | None) -> None:
+def agree(ranks: Any, error: Exception | None) -> None:
     """Raise on all ranks if one has failed to read."""
     why = None if error is None else str(error) or type(error).__name__
     for rank, text in enumerate(ranks.gather(why)):
@@ -526,6 +532,6 @@ def _distribute(ranks: Any, slices: list[_Slice], memory: list[torch.Tensor]) ->
             for at, (each, view) in enumerate(zip(batch, views, strict=True))
             if each.reader != ranks.rank and crc32c(view) != checksums[each.reader][at]
         ]
-        _agree(
+        agree(
             ranks, Error(None, f"bytes from rank {batch[wrong[0]].reader} arrived damaged") if wrong else None
         )

@@ -324,28 +324,9 @@ class LocalSave(StepSave):
         if node is None:
             return
         assert self._save is not None
-        shards = whole["shares"][self._context.own_node]["shards"]
-        self._save.commit(
-            {
-                "step": self._entry.number,
-                "chunk_bytes": shard_files.CHUNK_BYTES,
-                "world_size": self._context.ranks.size,
-                "volumes": self._save.placement["volumes"],
-                "shards": [
-                    {
-                        **self._located["shards"][each["index"]],
-                        "bytes": each["bytes"],
-                        "crc32c": each["crc32c"],
-                    }
-                    for each in shards
-                ],
-                "state": state_of_share(self._entry, whole),
-            },
-            [
-                (name, "U8", (piece.end - piece.begin,), [(shard, offset, piece.end - piece.begin)])
-                for name, piece, shard, offset, _ in pieces_kept_by(self._context.own_node, whole)
-            ],
-        )
+        own = self._context.own_node
+        located = [self._located["shards"][each["index"]] for each in whole["shares"][own]["shards"]]
+        commit_share(self._save, own, whole, located, state_of_share(self._entry, whole))
         node.add_save(self._entry)
 
     def _clean_up(self) -> None:
@@ -377,6 +358,34 @@ class LocalSave(StepSave):
 
     def _mention_set_aside_run(self, error: BaseException) -> None:
         """Nothing was set aside: what a run with fresh=True leaves behind stays in its place."""
+
+
+def commit_share(
+    save: CheckpointSave,
+    node: int,
+    whole: Mapping[str, Any],
+    located: Sequence[Mapping[str, Any]],
+    state: Mapping[str, Any],
+) -> None:
+    """Commit what a node keeps of a save. located: the volume and file of each of its shards, in order."""
+    shards = whole["shares"][node]["shards"]
+    save.commit(
+        {
+            "step": save.step,
+            "chunk_bytes": shard_files.CHUNK_BYTES,
+            "world_size": whole["world_size"],
+            "volumes": save.placement["volumes"],
+            "shards": [
+                {**place, "bytes": each["bytes"], "crc32c": each["crc32c"]}
+                for place, each in zip(located, shards, strict=True)
+            ],
+            "state": state,
+        },
+        [
+            (name, "U8", (piece.end - piece.begin,), [(shard, offset, piece.end - piece.begin)])
+            for name, piece, shard, offset, _ in pieces_kept_by(node, whole)
+        ],
+    )
 
 
 class KeptPiece(NamedTuple):

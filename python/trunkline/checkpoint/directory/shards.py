@@ -72,18 +72,10 @@ class PlacedPiece(NamedTuple):
     offset: int
 
 
-def lay_out(
-    path: str,
-    tensors: Sequence[torch.Tensor],
-    described: Sequence[TensorRecord],
-    pieces: Sequence[Piece],
-    streams: "Mapping[torch.device, torch.cuda.Stream]",
-) -> tuple[FileLayout, list[PlacedPiece]]:
-    """Lay out the shard of `pieces`: a layout with a checksum for each chunk, and the offset of each piece.
-
-    A whole tensor is stored under its name; a piece as a flat tensor of bytes named "NAME[BEGIN:END]".
-    Tensors on GPUs are read in order on these `streams`.
-    """
+def head_of(
+    described: Sequence[TensorRecord], pieces: Sequence[Piece]
+) -> tuple[bytes, list[tuple[int, int]], int]:
+    """Return the head of the shard of `pieces`, where the bytes of each begin and end, and its size."""
     entries: list[tuple[str, str, tuple[int, ...]]] = []
     taken: set[str] = set()
     for piece in pieces:
@@ -97,7 +89,22 @@ def lay_out(
             name += "~"
         taken.add(name)
         entries.append((name, dtype, shape))
-    head, places, file_bytes = _core.lay_out_safetensors(entries, {}, ALIGNMENT)
+    return _core.lay_out_safetensors(entries, {}, ALIGNMENT)
+
+
+def lay_out(
+    path: str,
+    tensors: Sequence[torch.Tensor],
+    described: Sequence[TensorRecord],
+    pieces: Sequence[Piece],
+    streams: "Mapping[torch.device, torch.cuda.Stream]",
+) -> tuple[FileLayout, list[PlacedPiece]]:
+    """Lay out the shard of `pieces`: a layout with a checksum for each chunk, and the offset of each piece.
+
+    A whole tensor is stored under its name; a piece as a flat tensor of bytes named "NAME[BEGIN:END]".
+    Tensors on GPUs are read in order on these `streams`.
+    """
+    head, places, file_bytes = head_of(described, pieces)
     layout = FileLayout(path, file_bytes)
     layout.add(0, head)
     for piece, (begin, _) in zip(pieces, places, strict=True):

@@ -93,12 +93,18 @@ class Inventory:
     """The entries that a node has.
 
     committed: the ids of those that are. damaged: the numbers of those that it cannot read any more, and why.
+    in_place_of: of the ids of saves, the node that was lost whose share and copies it has been given.
     """
 
     node: str
     prepared: tuple[Entry, ...] = ()
     committed: frozenset[str] = frozenset()
     damaged: tuple[tuple[int, str], ...] = ()
+    in_place_of: tuple[tuple[str, str], ...] = ()
+
+    def as_node(self, entry: Entry) -> str:
+        """Return the id of the node as which it has an entry: its own, or that of one that was lost."""
+        return dict(self.in_place_of).get(entry.id, self.node)
 
 
 class Conflict(Exception):
@@ -123,7 +129,7 @@ class Decision:
     needed to load it, and None if no node has that. saves: those of the lineage, in their order. abandoned:
     entries that count and are not in the lineage. failed: entries that no node can have committed.
     undecided: entries that only nodes which are not there can have committed. holders: by the id of an entry,
-    the nodes that have it.
+    the nodes that have it, or those in whose place others have it.
     """
 
     latest: Entry | None = None
@@ -185,7 +191,9 @@ def _merge(inventories: Sequence[Inventory]) -> tuple[list[Entry], dict[str, tup
         for entry in inventory.prepared:
             if entries.setdefault(entry.id, entry) != entry:
                 raise Conflict(f"nodes have different entries of step {entry.step} with the id {entry.id}")
-            holders[entry.id] = (*holders.get(entry.id, ()), inventory.node)
+            known = holders.get(entry.id, ())
+            if inventory.as_node(entry) not in known:
+                holders[entry.id] = (*known, inventory.as_node(entry))
     return sorted(entries.values(), key=lambda each: (each.number, each.id)), holders
 
 

@@ -37,6 +37,7 @@ from trunkline.checkpoint.nodes.record import (
 )
 
 _USE_ANOTHER = "; use another step, or restore it from a copy"  # as errors of manifests end
+_IN_PLACE_OF = "in_place_of"
 _SHARE = "share of a node"  # the key of the state in `saves`, which no state of a user has at this place
 
 # Who in this process has used a directory, by device and inode of its lock file.
@@ -77,6 +78,7 @@ class NodeDirectory:
         self.is_replaced = False  # another object of this process has gone on in the directory
         self._others: WeakSet[NodeDirectory] = WeakSet()  # of this process, which have used the directory
         self._saves: dict[str, Entry] = {}
+        self._in_place_of: dict[str, str] = {}  # of the ids of saves: the lost node whose share this is
         self.damaged: dict[int, Error] = {}  # shares that cannot be read, by number
         self.read()
 
@@ -91,24 +93,28 @@ class NodeDirectory:
         if not record.id:
             self._check_new()
         self._record = record
-        self._saves, self.damaged = {}, {}
+        self._saves, self._in_place_of, self.damaged = {}, {}, {}
         for number in self.store.steps():
+            self._read_share(number)
+
+    def _read_share(self, number: int) -> None:
+        # The process that has locked the directory may remove it meanwhile.
+        with suppress(FileNotFoundError):
             try:
-                entry = self._entry_of(number)
-            except FileNotFoundError:  # the process that has locked the directory has removed it meanwhile
-                continue
+                self.add_save(*self._entry_of(number))
             except (Corrupt, Format) as error:
                 self.damaged[number] = error
-                continue
-            self._saves[entry.id] = entry
 
-    def _entry_of(self, number: int) -> Entry:
+    def _entry_of(self, number: int) -> tuple[Entry, str | None]:
+        """Return the entry of a share, and the lost node whose share it is, if it is one's."""
         share = share_of(self.store, number)
         with wrong_values_named(f"step {number} of {self.store.directory}"):
-            entry = entry_of(share["entry"])
+            entry, lost = entry_of(share["entry"]), share.get(_IN_PLACE_OF)
+            if lost is not None and lost not in entry.nodes:
+                raise ValueError(f"it is in place of {lost!r}")
         if entry.number != number:
             raise Format(None, f"{self.store.directory}: step {number} has the entry {entry.number}")
-        return entry
+        return entry, lost
 
     def lost_save(self) -> Entry | None:
         """Return the save that this node has committed last, if its share is gone; None if it is there."""
@@ -143,7 +149,8 @@ class NodeDirectory:
         entries = {**self._saves, **self._record.continuations}
         ordered = tuple(sorted(entries.values(), key=lambda each: (each.number, each.id)))
         damaged = tuple((number, self._why_needed(number)) for number in sorted(self.damaged))
-        return Inventory(self.id, ordered, self._record.committed & entries.keys(), damaged)
+        in_place_of = tuple(sorted(self._in_place_of.items()))
+        return Inventory(self.id, ordered, self._record.committed & entries.keys(), damaged, in_place_of)
 
     def _why_needed(self, number: int) -> str:
         """Return what is wrong with a damaged share, and what to do if it is needed."""
@@ -227,9 +234,11 @@ class NodeDirectory:
         if not self.id:
             self._write(replace(self._record, id=secrets.token_hex(8)))
 
-    def add_save(self, entry: Entry) -> None:
-        """Note that the share of a save is committed in `store`: it is prepared."""
+    def add_save(self, entry: Entry, lost: str | None = None) -> None:
+        """Note that the share of a save is committed in `store`: it is prepared. lost: whose share it is."""
         self._saves[entry.id] = entry
+        if lost is not None:
+            self._in_place_of[entry.id] = lost
 
     def add_continuation(self, entry: Entry) -> None:
         """Prepare a continuation, durably."""
@@ -238,7 +247,9 @@ class NodeDirectory:
 
     def commit(self, name: str) -> None:
         """Mark an entry as committed, durably."""
-        last = self._saves.get(name, self._record.last)
+        last = self._record.last
+        if name in self._saves and (last is None or last.number < self._saves[name].number):
+            last = self._saves[name]
         self._write(replace(self._record, committed=self._record.committed | {name}, last=last))
 
     def remove(self, names: Iterable[str]) -> None:
@@ -248,6 +259,7 @@ class NodeDirectory:
             with suppress(FileNotFoundError):
                 self.store.remove(self._saves[name].number)
             del self._saves[name]
+            self._in_place_of.pop(name, None)
         kept = {name: each for name, each in self._record.continuations.items() if name not in gone}
         last = self._record.last
         left = replace(
@@ -317,6 +329,7 @@ def inventory_in_json(inventory: Inventory) -> dict[str, Any]:
         "prepared": [json_of(each) for each in inventory.prepared],
         "committed": sorted(inventory.committed),
         "damaged": inventory.damaged,
+        "in_place_of": inventory.in_place_of,
     }
 
 
@@ -324,12 +337,17 @@ def inventory_of(about: Mapping[str, Any]) -> Inventory:
     """Return an inventory that was sent."""
     prepared = tuple(entry_of(each) for each in about["prepared"])
     damaged = tuple((number, why) for number, why in about["damaged"])
-    return Inventory(about["node"], prepared, frozenset(about["committed"]), damaged)
+    in_place_of = tuple((name, node) for name, node in about["in_place_of"])
+    return Inventory(about["node"], prepared, frozenset(about["committed"]), damaged, in_place_of)
 
 
-def state_of_share(entry: Entry, whole: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state with which a share is saved in `saves`. whole: describes all shares."""
-    return {_SHARE: {"entry": json_of(entry), "whole": whole}}
+def state_of_share(entry: Entry, whole: Mapping[str, Any], lost: str | None = None) -> dict[str, Any]:
+    """Return the state with which a share is saved in `saves`.
+
+    whole: describes all shares; lost: the node whose share it is, if another one has it in its place.
+    """
+    about = {"entry": json_of(entry), "whole": whole}
+    return {_SHARE: about if lost is None else {**about, _IN_PLACE_OF: lost}}
 
 
 def share_of(store: CheckpointStore, number: int) -> dict[str, Any]:

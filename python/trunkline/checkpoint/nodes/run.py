@@ -1,7 +1,7 @@
 """What the coordinator of nodes decides of a save or load: pure functions, but for ids that they choose."""
 
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -182,13 +182,13 @@ def _superfluous(found: Sequence[Inventory], decision: Decision, gone: Collectio
 class LoadPlan:
     """What to load: a save, and the entry from which the run goes on.
 
-    holders: the ids of the nodes that have the save. run: goes back to the
-    save; None if that is the latest: then the load is an entry.
+    places: by the ids of the nodes that have the save, which they are of those that are there. run: goes back
+    to the save; None if that is the latest: then the load is an entry.
     """
 
     save: Entry
     chosen: Entry
-    holders: tuple[str, ...]
+    places: Mapping[str, int]
     run: Run | None
 
 
@@ -218,9 +218,18 @@ def plan_load(found: Sequence[Inventory], step: int | None) -> LoadPlan | None:
     latest = decision.latest
     assert latest is not None
     if save == decision.save:
-        return LoadPlan(save, latest, decision.holders[save.id], None)
+        return LoadPlan(save, latest, places_of(found, save), None)
     left = tuple(each.id for each in decision.saves if not save.continues(each))
-    return LoadPlan(save, save, decision.holders[save.id], Run(start=save, latest=latest.id, left=left))
+    return LoadPlan(save, save, places_of(found, save), Run(start=save, latest=latest.id, left=left))
+
+
+def places_of(found: Sequence[Inventory], save: Entry) -> dict[str, int]:
+    """Return the nodes that have a save, and which of `found` they are, or who is in their place."""
+    places: dict[str, int] = {}
+    for index, each in enumerate(found):
+        if save in each.prepared and (each.as_node(save) not in places or each.as_node(save) == each.node):
+            places[each.as_node(save)] = index
+    return dict(sorted(places.items()))
 
 
 def _lacks_nodes(decision: Decision, save: Entry) -> bool:
@@ -276,6 +285,37 @@ def steps_with_lost_copies(found: Sequence[Inventory]) -> list[tuple[list[int], 
         if lost:
             steps.setdefault(", ".join(lost), []).append(save.step)
     return [(sorted(each), nodes) for nodes, each in steps.items()]
+
+
+class Refill(NamedTuple):
+    """A save of which a node is to be given what a lost one had. place: which of those that are there."""
+
+    save: Entry
+    lost: str
+    place: int
+
+
+def plan_refill(found: Sequence[Inventory]) -> list[Refill]:
+    """Plan how nodes without a save are given what lost ones had of it. found: of all nodes, each with an id.
+
+    A node that has lost its share gets that again. Otherwise it is one that the save does not know.
+    """
+    decision = _decide(found)
+    planned: list[Refill] = []
+    for save in _loadable_saves(decision):
+        free = [index for index, each in enumerate(found) if _has_room_for(each, save)]
+        lost = lost_copies(save, decision.holders[save.id])
+        again = [(name, index) for name in lost for index in free if found[index].node == name]
+        new = [index for index in free if found[index].node not in save.nodes]
+        others = zip([name for name in lost if name not in dict(again)], new, strict=False)
+        planned += [Refill(save, name, index) for name, index in sorted([*again, *others])]
+    return planned
+
+
+def _has_room_for(node: Inventory, save: Entry) -> bool:
+    """Whether nothing has the number of a save, which names its directory."""
+    taken = {each.number for each in node.prepared if each.base is None} | {each for each, _ in node.damaged}
+    return save.number not in taken
 
 
 def plan_removal(found: Sequence[Inventory], step: int) -> list[str]:
