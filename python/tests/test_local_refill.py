@@ -1,4 +1,4 @@
-"""Copies that are made again after the loss of a node: Checkpointer(..., local=True).restore_copies()."""
+"""Copies that are restored after the loss of a node: Checkpointer(..., local=True).restore_copies()."""
 
 import json
 import shutil

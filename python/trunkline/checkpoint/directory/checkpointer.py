@@ -104,7 +104,7 @@ class Checkpointer:
     copies, domain: with local=True. copies=2: a second node keeps each share as well, and writes it from its
     own memory; so a step survives the loss of any node, and with copies=3 that of any two. load() reads the
     copy where a share is missing or damaged; of damage it warns (RuntimeWarning). After a loss, the next save
-    has all copies; restore_copies() makes those of earlier steps again. domain: the name of what
+    has all copies; restore_copies() restores those of earlier steps. domain: the name of what
     fails at once with this node, such as its rack; copies are kept in different ones. A RuntimeWarning says
     if there are too few nodes or domains for that.
 

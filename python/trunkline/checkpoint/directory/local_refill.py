@@ -1,8 +1,8 @@
-"""Gives nodes in the place of lost ones what those had of the checkpoints that are kept.
+"""Refills nodes: a new one gets the shards that a lost one had, of every checkpoint that is kept.
 
-The files of a lost node are made again from the copies that other nodes have, byte for byte: each piece of a
-tensor is read where it is, sent over the process group, and written. The files are read back and compared
-with the checksums of the save before the node has the checkpoint.
+They are rebuilt from the copies on other nodes, byte for byte: each piece of a tensor is read where it is,
+sent over the process group, and written. The files are read back and compared with the checksums of the save
+before the node has the checkpoint.
 """
 
 import os
@@ -40,7 +40,7 @@ from trunkline.checkpoint.ranks.group import Exchange
 from trunkline.checkpoint.ranks.outcomes import combine
 
 _log = Log("checkpoint")
-_BUT = "not all copies were made again"
+_BUT = "not all copies were restored"
 _SLICE_BYTES = 16 << 20
 _ROUND_SLICES = 4  # that are on their way at a time
 
@@ -58,7 +58,7 @@ class Move(NamedTuple):
 
 
 def restore_copies(context: LocalContext, loading: LocalLoading, group: Callable[[], Any]) -> list[int]:
-    """Give nodes what lost ones had, where they have room; return the steps. Collective, of several ranks."""
+    """Refill nodes; return the steps that they were given. Collective, for several ranks."""
     call = "restore_copies()"
 
     def work(exchange: Exchange | None) -> list[int]:
@@ -112,7 +112,7 @@ def plan_moves(
     sources: Mapping[str, Sequence[int]],
     writers: Sequence[int],
 ) -> list[Move]:
-    """Return how the files of a lost node are made again.
+    """Return how the shards of a lost node are rebuilt.
 
     sources: the nodes that have the save, with their ranks; writers: the ranks of the new node.
     """
@@ -151,7 +151,7 @@ def plan_moves(
 
 
 class _Refill:
-    """One save that one node is given."""
+    """One checkpoint that one node is given."""
 
     def __init__(
         self, context: LocalContext, exchange: Exchange | None, about: Mapping[str, Any], topic: str
