@@ -66,6 +66,40 @@ def test_a_run_keeps_its_last_steps_and_continues(tmp_path: Path) -> None:
         again.load(state(0), 5)
 
 
+def test_a_step_that_another_process_removes_while_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The latest one is loaded instead; it is no damage."""
+    run, reader = (tl.dcp.Checkpointer(tmp_path / "run", keep=1) for _ in range(2))
+    run.save(1, state(1))
+    real = _checkpointer.load
+    steps = iter(range(2, 100))
+    removals = iter([True])
+
+    def removed(*arguments: Any, **options: Any) -> None:
+        if next(removals, False):
+            step = next(steps)
+            run.save(step, state(step))
+        real(*arguments, **options)
+
+    monkeypatch.setattr(_checkpointer, "load", removed)
+    assert loaded(reader) == 2
+    removals = iter([True])
+    with pytest.raises(tl.FileNotFoundError, match="no checkpoint of step 2; it has step"):
+        reader.load(state(0), 2)
+    assert loaded(reader) == 3
+    removals = iter([True] * 100)
+    with pytest.raises(
+        tl.Error, match="has removed checkpoints 20 times while they were loaded; let that keep more"
+    ):
+        loaded(reader)
+    removals = iter([])
+    [shard] = (tmp_path / "run").glob("step-*/*[!t]")
+    shard.unlink()
+    with pytest.raises(tl.Corrupt):
+        loaded(reader)
+
+
 def test_a_fresh_start_over_an_old_run_is_refused(tmp_path: Path) -> None:
     first = tl.dcp.Checkpointer(tmp_path / "run", keep=1)
     first.save(10, state(10))

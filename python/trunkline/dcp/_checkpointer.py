@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from trunkline._arguments import bool_argument, check_engine, keep_argument, step_argument
 from trunkline._core import Engine, Volume, is_on_local_filesystem
-from trunkline._errors import exception_of
+from trunkline._errors import Error, exception_of
 from trunkline._exit_hook import check_threads_run
 from trunkline._formats.checkpoint_names import step_name, step_of
 from trunkline._logging import Log
@@ -36,6 +36,7 @@ from trunkline.dcp._writer import StorageWriter
 from trunkline.dcp.run_directory import Commit
 
 _log = Log("checkpoint")
+_MOST_READS = 20  # of a load, while another process removes what it reads
 
 
 class Checkpointer:
@@ -187,12 +188,36 @@ class Checkpointer:
             return step_of(folder.name), intact
 
         call = f"load({'' if wanted is None else wanted})"
-        chosen, commits = self._ranks.agree(call, choose)
-        reader = StorageReader(self._path / step_name(chosen), engine=self._engine)
-        self._call_torch(lambda: load(state, storage_reader=reader, planner=planner, **self._ranks.how()))
-        self._known.update(commits)
-        _log.info("%s: step %d is loaded", self._path, chosen)
-        return int(chosen)
+        for _ in range(_MOST_READS):
+            chosen, commits = self._ranks.agree(call, choose)
+            reader = StorageReader(self._path / step_name(chosen), engine=self._engine)
+            try:
+                load(state, storage_reader=reader, planner=planner, **self._ranks.how())
+            except (CheckpointException, Exception) as failed:
+                # All ranks know of the former. After another error they may not be here together.
+                is_known = isinstance(failed, CheckpointException) or self._ranks.size == 1
+                if is_known and self._is_replaced(call, chosen, commits):
+                    _log.info("%s: step %d is gone, or saved again; reading again", self._path, chosen)
+                    continue
+                raise self._own_error(failed) from None
+            self._known.update(commits)
+            _log.info("%s: step %d is loaded", self._path, chosen)
+            return int(chosen)
+        raise Error(
+            errno.EBUSY,
+            f"{self._path}: another process has removed checkpoints {_MOST_READS} times while they were "
+            "loaded; let that keep more of them (keep=), or load when it has ended",
+            str(self._path),
+        )
+
+    def _is_replaced(self, call: str, step: int, commits: Sequence[Commit]) -> bool:
+        """Whether another process has removed a step, or saved it again, since it was in `commits`."""
+        before = next((each for each in commits if each.step == step), None)
+
+        def changed() -> bool:
+            return run_directory.commit_of(self._path, step, even_damaged=True) != before
+
+        return bool(before is not None and self._ranks.agree(call, changed))
 
     def latest(self) -> int | None:
         """Return the step that was committed last; None if there is no checkpoint. Not collective.
@@ -409,11 +434,17 @@ class Checkpointer:
         try:
             return act()
         except CheckpointException as failed:
-            own = failed.failures.get(self._ranks.rank)
-            if own is not None:
-                raise own[0] from None
-            rank, (error, _) = next(iter(failed.failures.items()))
-            raise rank_error(rank, f"rank {rank} failed: {error}") from None
+            raise self._own_error(failed) from None
+
+    def _own_error(self, failed: BaseException) -> BaseException:
+        """Return the error of this rank that torch has raised, or RankError for that of another one."""
+        if not isinstance(failed, CheckpointException):
+            return failed
+        own = failed.failures.get(self._ranks.rank)
+        if own is not None:
+            return own[0]
+        rank, (error, _) = next(iter(failed.failures.items()))
+        return rank_error(rank, f"rank {rank} failed: {error}")
 
 
 _checkpointers: "weakref.WeakSet[Checkpointer]" = weakref.WeakSet()
