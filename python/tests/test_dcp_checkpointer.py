@@ -18,7 +18,7 @@ from support_cli import command, document
 from support_dcp import numbers, save, shards
 
 import trunkline as tl
-from trunkline._checkpoint_tools import cli
+from trunkline._checkpoint_tools import cli, dcp_directory
 from trunkline._checkpoint_tools.dcp_directory import collect
 from trunkline.dcp import _checkpointer
 
@@ -98,6 +98,36 @@ def test_a_step_that_another_process_removes_while_it_is_loaded(
     shard.unlink()
     with pytest.raises(tl.Corrupt):
         loaded(reader)
+
+
+@pytest.mark.parametrize("moment", ["manifest", "shards"])
+def test_the_command_line_beside_a_run_that_removes_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """What another process removes while it is looked at is not damaged."""
+    run = tl.dcp.Checkpointer(tmp_path, keep=2)
+    for step in (1, 2):
+        run.save(step, state(step))
+    real = dcp_directory.read_whole_manifest
+    due: list[int] = []  # what is saved once the command reads a checkpoint
+
+    def removed(folder: Path) -> Any:
+        found = real(folder) if moment == "shards" else None
+        for step in due:
+            run.save(step, state(step))
+        due.clear()
+        return found or real(folder)
+
+    monkeypatch.setattr(dcp_directory, "read_whole_manifest", removed)
+    due.append(3)
+    assert [each["step"] for each in json.loads(command("ls", tmp_path, "--json"))["checkpoints"]] == [2]
+    due.append(4)
+    found = json.loads(command("verify", tmp_path, "--all", "--json"))
+    assert found["ok"] is True
+    assert found["checkpoints"][0] == {"step": 2, "ok": True, "removed": True}
+    due.append(5)
+    text = command("verify", tmp_path, "--step", "3", expect=1)
+    assert "step 3: not verified, another process removed it meanwhile" in text
 
 
 def test_a_fresh_start_over_an_old_run_is_refused(tmp_path: Path) -> None:

@@ -270,10 +270,13 @@ def _dcp_verify(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     if options.all and options.step is not None:
         raise ValueError("--step and --all cannot be combined")
     found = dcp_directory.find(options.directory, options.step, every=options.all)
-    results = [dcp_directory.verify(each) for each in found]
+    results = [dcp_directory.verify(each, may_be_gone=options.all) for each in found]
     lines = []
     for checkpoint, each in zip(found, results, strict=True):
         what = str(checkpoint.folder) if checkpoint.step is None else f"step {checkpoint.step}"
+        if "removed" in each:
+            lines.append(f"{what}: not verified, another process removed it meanwhile")
+            continue
         problems = [m["message"] for m in each.get("mismatches", ())]
         problems += [each["error"]["message"]] if "error" in each else []
         nbytes = f", {each['bytes'] / 1e6:.4g} MB" if "bytes" in each else ""

@@ -20,6 +20,7 @@ from trunkline._progress import Progress
 from trunkline._tensor_io.tensors import dtype_name
 from trunkline._tensor_io.transfer import read_layouts
 from trunkline.dcp import run_directory
+from trunkline.dcp._manifest import manifest_digest
 from trunkline.dcp.stored_state import CHUNK_BYTES, DataFile, read_whole_manifest
 
 _GROUP = 64  # chunks that are verified at once
@@ -32,6 +33,14 @@ class Checkpoint:
     folder: Path
     step: int | None
     commit: int
+    digest: bytes
+
+    def is_gone(self) -> bool:
+        """Whether another process has removed it since it was found, or saved the step again."""
+        try:
+            return manifest_digest(self.folder / MANIFEST) != self.digest
+        except OSError:
+            return True
 
     def metadata(self) -> Metadata:
         """Read its manifest. Raises Corrupt, Format."""
@@ -58,9 +67,9 @@ def find(directory: str, step: int | None, *, every: bool = False) -> list[Check
     if (path / MANIFEST).exists():
         if step is not None and step_of(path.name) != step:
             raise ValueError(f"--step: {directory} holds a single checkpoint; leave out the step")
-        return [Checkpoint(path, step_of(path.name), 0)]
+        return [Checkpoint(path, step_of(path.name), 0, manifest_digest(path / MANIFEST))]
     commits = run_directory.commits_of(path, even_damaged=every or step is not None)
-    found = [Checkpoint(path / step_name(each.step), each.step, each.number) for each in commits]
+    found = [Checkpoint(path / step_name(each.step), each.step, each.number, each.digest) for each in commits]
     if every:
         return sorted(found, key=lambda each: each.step or 0)
     if not found:
@@ -81,16 +90,25 @@ def list_checkpoints(directory: str) -> dict[str, Any]:
     """Return the document of `ls`."""
     found = find(directory, None, every=True)
     latest = max(found, key=lambda each: (each.commit, each.step or 0), default=None)
-    return {"latest": latest.step if latest else None, "checkpoints": [_listed(each) for each in found]}
+    listed = [about for each in found if (about := _listed(each)) is not None]
+    return {"latest": latest.step if latest else None, "checkpoints": listed}
 
 
-def _listed(checkpoint: Checkpoint) -> dict[str, Any]:
+def _listed(checkpoint: Checkpoint) -> dict[str, Any] | None:
+    """Return what `ls` says of a checkpoint; None if another process has removed it meanwhile."""
     try:
-        metadata = checkpoint.metadata()
-    except Error as error:
+        about = _about(checkpoint)
+    except OSError as error:
+        if checkpoint.is_gone():
+            return None
         about = {"errno": error.errno or 0, "message": str(error), "path": str(checkpoint.folder)}
         kind = "corrupt" if isinstance(error, Corrupt) else "format"
         return {"step": checkpoint.step, "error": {"kind": kind, **about}}
+    return None if not about["is_complete"] and checkpoint.is_gone() else about
+
+
+def _about(checkpoint: Checkpoint) -> dict[str, Any]:
+    metadata = checkpoint.metadata()
     files = files_of(metadata)
     return {
         "step": checkpoint.step,
@@ -153,8 +171,18 @@ def show(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def verify(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Read a checkpoint, and return its entry in the document of `verify`."""
+def verify(checkpoint: Checkpoint, *, may_be_gone: bool) -> dict[str, Any]:
+    """Read a checkpoint, and return its entry in the document of `verify`.
+
+    may_be_gone: it is fine if another process removes it meanwhile.
+    """
+    found = _verified(checkpoint)
+    if not found["ok"] and checkpoint.is_gone():
+        return {"step": checkpoint.step, "ok": may_be_gone, "removed": True}
+    return found
+
+
+def _verified(checkpoint: Checkpoint) -> dict[str, Any]:
     began = time.monotonic()
     try:
         metadata = checkpoint.metadata()
