@@ -10,7 +10,6 @@
 #include "base/log.h"
 #include "base/trace.h"
 #include "base/waits.h"
-#include "io/engine_core.h"
 #include "stream/pages.h"
 #include "stream/stream_trace.h"
 #include "trunkline/units.h"
@@ -29,22 +28,9 @@ StreamCore::StreamCore(const Engine& engine, std::vector<File> files, std::vecto
       placement_(std::move(placement)),
       resident_frame_(units_.size(), kNone),
       schedule_(units_.size(), placement_.resident),
-      checked_(units_.size()) {}
-
-StreamCore::~StreamCore() {
-  // In a forked child, what the parent's threads were doing never ends.
-  if (source_.engine().core()->belongs_to_parent()) return;
-  std::vector<Future> futures;
-  Lock lock(mutex_);
-  for (const Frame& frame : frames_) {
-    if (frame.state == State::reading)
-      futures.insert(futures.end(), frame.futures.begin(), frame.futures.end());
-  }
-  lock.unlock();
-  for (Future& future : futures) future.cancel();
-  lock.lock();
-  changed_.wait(lock, [&] { return under_way_ == 0; });
-}
+      loader_(source_, mutex_, changed_, [this](UnitFrame& frame) {
+        if (frame.evicting) empty(frame);
+      }) {}
 
 Status StreamCore::start() {
   // Of all files, so that a modification of a file that is read later is noticed from now on.
@@ -92,25 +78,20 @@ Status StreamCore::set_order(std::vector<std::size_t> order) {
 StreamStats StreamCore::stats() const {
   const std::scoped_lock lock(mutex_);
   StreamStats stats = stats_;
-  if (reading_ > 0) stats.read_ns += ns_since(reading_since_);
+  loader_.stats().copy_to(stats);
   return stats;
 }
 
-Status StreamCore::check_unit(std::size_t unit) const {
-  if (unit < units_.size()) return {};
-  return invalid_argument(fmt::format("unit: {} of {}", unit, units_.size()));
-}
-
-StreamCore::Frame* StreamCore::frame_of(std::size_t unit) {
+UnitFrame* StreamCore::frame_of(std::size_t unit) {
   const std::size_t location = schedule_.location(unit);
   return location == kNone ? nullptr : &frames_[location];
 }
 
 // The frame that the unit can be read into now, or nullptr.
-StreamCore::Frame* StreamCore::room_for(std::size_t unit) {
+UnitFrame* StreamCore::room_for(std::size_t unit) {
   if (resident_frame_[unit] != kNone) return &frames_[resident_frame_[unit]];
   const auto slots = std::span(frames_).first(placement_.slots);
-  const auto slot = std::ranges::find(slots, State::empty, &Frame::state);
+  const auto slot = std::ranges::find(slots, State::empty, &UnitFrame::state);
   return slot == slots.end() ? nullptr : &*slot;
 }
 
@@ -118,7 +99,7 @@ StreamCore::Frame* StreamCore::room_for(std::size_t unit) {
 std::span<const SlotUse> StreamCore::slot_uses() {
   using Use = SlotUse::State;
   uses_.clear();
-  for (const Frame& frame : std::span(frames_).first(placement_.slots)) {
+  for (const UnitFrame& frame : std::span(frames_).first(placement_.slots)) {
     const Use use = frame.state == State::empty ? Use::empty
                     : frame.evicting            ? Use::evicting
                     : may_evict(frame)          ? Use::evictable
@@ -133,89 +114,23 @@ void StreamCore::read_ahead(Lock& lock) {
   while (true) {
     const std::size_t unit = schedule_.next();
     if (unit == kNone) return;
-    Frame* frame = room_for(unit);
+    UnitFrame* frame = room_for(unit);
     if (frame == nullptr) return;
     schedule_.take_next();
     read(lock, *frame, unit);
   }
 }
 
-void StreamCore::read(Lock& lock, Frame& frame, std::size_t unit) {
-  const std::vector<StreamPart>& parts = units_[unit].parts;
-  const std::uint64_t reading = ++readings_;
-  frame.unit = unit;
-  frame.state = State::reading;
-  frame.evicting = false;
-  frame.pending = parts.size() + 1;  // one for the submission
-  frame.reading = reading;
-  frame.error.reset();
-  frame.futures.clear();
-  frame.trace_start_ns = trace::start();
-  frame.trace_caller = trace::this_thread();
+void StreamCore::read(Lock& lock, UnitFrame& frame, std::size_t unit) {
   schedule_.set_location(unit, frame_index(frame));
-  ++under_way_;
-  if (reading_++ == 0) reading_since_ = Clock::now();
-  lock.unlock();
-
-  const auto file_version = source_.version_of(unit);
-  std::vector<Request> requests;
-  source_.add_reads(unit, frame.data, requests);
-  std::vector<Future> futures;
-  if (file_version) futures = source_.engine().submit(requests);
-
-  lock.lock();
-  if (frame.reading == reading && frame.state == State::reading) frame.futures = futures;
-  if (file_version) {
-    frame.file_version = *file_version;
-  } else {
-    frame.error = file_version.error();
-    frame.pending -= parts.size();
-  }
-  lock.unlock();
-  for (Future& future : futures) {
-    future.on_done([this, &frame, future] {
-      const std::scoped_lock guard(mutex_);
-      arrived(frame, future.result());
-    });
-  }
-  lock.lock();
-  arrived(frame, 0);
+  loader_.assign(frame, unit);
+  UnitFrame* const frames[] = {&frame};
+  loader_.read(lock, frames);
 }
 
-// Called for each part, and once for the submission.
-void StreamCore::arrived(Frame& frame, const Result<std::uint64_t>& result) {
-  if (!result && !frame.error) frame.error = result.error();
-  if (--frame.pending > 0) return;
-  frame.futures.clear();
-  if (frame.trace_start_ns != 0) {
-    trace::record({.kind = &kReadUnit,
-                   .start_ns = frame.trace_start_ns,
-                   .end_ns = trace::now(),
-                   .caller = frame.trace_caller,
-                   .text = trace::intern(units_[frame.unit].name),
-                   .bytes = units_[frame.unit].bytes});
-  }
-  if (frame.error && !frame.evicting) ++stats_.failed;
-  if (frame.evicting) {
-    empty(frame);
-  } else if (frame.error) {
-    frame.state = State::failed;
-  } else {
-    frame.state = State::ready;
-    ++stats_.units_read;
-    for (const StreamPart& part : units_[frame.unit].parts) stats_.bytes_read += part.bytes;
-  }
-  if (--reading_ == 0) stats_.read_ns += ns_since(reading_since_);
-  --under_way_;
-  changed_.notify_all();  // under the lock: a waiter may destroy this next
-}
-
-void StreamCore::empty(Frame& frame) {
+void StreamCore::empty(UnitFrame& frame) {
   schedule_.set_location(frame.unit, kNone);
-  frame.unit = kNone;
-  frame.state = State::empty;
-  frame.evicting = false;
-  frame.error.reset();
+  frame.clear();
 }
 
 // False once the deadline has passed.
@@ -228,7 +143,7 @@ bool StreamCore::wait(Lock& lock, const Deadline& deadline) {
 }
 
 Result<MemoryView> StreamCore::acquire(std::size_t unit, std::optional<std::chrono::nanoseconds> timeout) {
-  if (auto known = check_unit(unit); !known) return std::unexpected(known.error());
+  if (auto known = source_.check_unit(unit); !known) return std::unexpected(known.error());
   Deadline deadline;
   if (timeout) deadline = Clock::now() + *timeout;
   Lock lock(mutex_);
@@ -238,26 +153,25 @@ Result<MemoryView> StreamCore::acquire(std::size_t unit, std::optional<std::chro
     span.reset();
     if (!waiting) return;
     const std::uint64_t waited_ns = ns_since(*std::exchange(waiting, std::nullopt));
-    stats_.wait_ns += waited_ns;
+    loader_.counts().wait_ns += waited_ns;
     if (waited_ns < kLongWaitNs) return;
     log::info(log::Component::stream, "waited {:.1f} s for {} to be read",
               static_cast<double>(waited_ns) / 1e9, units_[unit].name);
   };
   while (true) {
-    Frame* frame = frame_of(unit);
+    UnitFrame* frame = frame_of(unit);
     if (frame == nullptr) {
       if (auto moved = reprioritize(lock, unit); !moved) return std::unexpected(moved.error());
       frame = frame_of(unit);
     }
-    if (frame != nullptr &&
-        (frame->state == State::ready || frame->state == State::held || frame->state == State::failed)) {
+    if (frame != nullptr && frame->has_arrived()) {
       stop_waiting();
       return take(lock, *frame);
     }
     if (!waiting) {
       waiting = Clock::now();
       span.emplace(kUnitWait, units_[unit].name);
-      ++stats_.waited;
+      ++loader_.counts().waited;
     }
     if (frame != nullptr) ++frame->waiters;
     const bool in_time = wait(lock, deadline);
@@ -278,7 +192,7 @@ Status StreamCore::reprioritize(Lock& lock, std::size_t unit) {
     return {};
   }
   const auto slots = std::span(frames_).first(placement_.slots);
-  if (std::ranges::all_of(slots, [](const Frame& frame) {
+  if (std::ranges::all_of(slots, [](const UnitFrame& frame) {
         return frame.state == State::held || frame.state == State::checking;
       })) {
     return invalid_argument(fmt::format(
@@ -295,7 +209,7 @@ Status StreamCore::reprioritize(Lock& lock, std::size_t unit) {
 
 // Evicts units that are not used soon after `unit`, so that their slots serve those that are.
 void StreamCore::evict_behind(Lock& lock, std::size_t unit) {
-  std::vector<Frame*> behind;
+  std::vector<UnitFrame*> behind;
   for (const std::size_t slot : schedule_.slots_behind(unit, slot_uses())) behind.push_back(&frames_[slot]);
   evict(lock, behind);
 }
@@ -305,42 +219,34 @@ void StreamCore::make_room(Lock& lock, std::size_t unit) {
   if (const auto slot = schedule_.slot_to_evict(unit, slot_uses())) evict(lock, {&frames_[*slot]});
 }
 
-bool StreamCore::may_evict(const Frame& frame) {
+bool StreamCore::may_evict(const UnitFrame& frame) {
   if (frame.waiters > 0 || frame.evicting) return false;
   return frame.state == State::reading || frame.state == State::ready || frame.state == State::failed;
 }
 
-void StreamCore::evict(Lock& lock, const std::vector<Frame*>& frames) {
-  std::vector<Future> futures;
-  for (Frame* frame : frames) {
+void StreamCore::evict(Lock& lock, const std::vector<UnitFrame*>& frames) {
+  for (UnitFrame* frame : frames) {
     ++stats_.unused;
     if (frame->state == State::reading) {
       frame->evicting = true;
-      futures.insert(futures.end(), frame->futures.begin(), frame->futures.end());
     } else {
       empty(*frame);
     }
   }
-  if (futures.empty()) return;
-  ++under_way_;
-  lock.unlock();
-  for (Future& future : futures) future.cancel();
-  lock.lock();
-  --under_way_;
-  changed_.notify_all();
+  loader_.cancel(lock, frames);
 }
 
 // After an error: what was read ahead came from the same storage, perhaps before the cause was removed.
 void StreamCore::evict_unchecked(Lock& lock) {
-  std::vector<Frame*> suspect;
-  for (Frame& frame : frames_) {
-    if (may_evict(frame) && (is_slot(frame) || !checked_[frame.unit])) suspect.push_back(&frame);
+  std::vector<UnitFrame*> suspect;
+  for (UnitFrame& frame : frames_) {
+    if (may_evict(frame) && (is_slot(frame) || !loader_.was_verified(frame.unit))) suspect.push_back(&frame);
   }
   evict(lock, suspect);
 }
 
 // Hands out a unit that has arrived, once its checksums are verified, and continues reading ahead.
-Result<MemoryView> StreamCore::take(Lock& lock, Frame& frame) {
+Result<MemoryView> StreamCore::take(Lock& lock, UnitFrame& frame) {
   const std::size_t unit = frame.unit;
   if (frame.error) {
     Error error = std::move(*frame.error);
@@ -351,25 +257,16 @@ Result<MemoryView> StreamCore::take(Lock& lock, Frame& frame) {
   }
   if (frame.state == State::ready) {
     frame.state = State::checking;
-    lock.unlock();
-    const auto started = Clock::now();
-    const Status good = check(frame);
-    const std::uint64_t spent = ns_since(started);
-    lock.lock();
-    stats_.verify_ns += spent;
-    changed_.notify_all();
-    if (!good) {
-      ++stats_.failed;
+    if (Status good = loader_.verify(lock, frame); !good) {
       empty(frame);
       evict_unchecked(lock);
       changed_.notify_all();
       return std::unexpected(good.error());
     }
     frame.state = State::held;
-    checked_[unit] = frame.file_version;
   }
   ++frame.holders;
-  ++stats_.acquired;
+  ++loader_.counts().acquired;
   const MemoryView view{frame.data, units_[unit].bytes};
   if (is_slot(frame)) evict_behind(lock, unit);
   read_ahead(lock);
@@ -377,9 +274,9 @@ Result<MemoryView> StreamCore::take(Lock& lock, Frame& frame) {
 }
 
 Status StreamCore::release(std::size_t unit) {
-  if (auto known = check_unit(unit); !known) return known;
+  if (auto known = source_.check_unit(unit); !known) return known;
   Lock lock(mutex_);
-  Frame* frame = frame_of(unit);
+  UnitFrame* frame = frame_of(unit);
   if (frame == nullptr || frame->state != State::held)
     return invalid_argument(fmt::format("unit: {} is not acquired", units_[unit].name));
   if (--frame->holders > 0) return {};
@@ -391,17 +288,6 @@ Status StreamCore::release(std::size_t unit) {
   changed_.notify_all();
   read_ahead(lock);
   return {};
-}
-
-Status StreamCore::check(const Frame& frame) {
-  const StreamUnit& unit = units_[frame.unit];
-  if (source_.verify() == StreamVerify::never) return {};
-  if (source_.verify() == StreamVerify::once && !is_slot(frame) && checked_[frame.unit]) return {};
-  const auto file_version = source_.version_of(frame.unit);
-  if (!file_version) return std::unexpected(file_version.error());
-  if (source_.verify() == StreamVerify::once && checked_[frame.unit] == *file_version) return {};
-  const trace::Span span(kCheckUnit, unit.name, unit.bytes);
-  return source_.check_sums(frame.unit, frame.data, *file_version);
 }
 
 }  // namespace trunkline

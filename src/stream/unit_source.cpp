@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/invalid_argument.h"
 #include "trunkline/checksum.h"
 
 namespace trunkline {
@@ -16,6 +17,11 @@ UnitSource::UnitSource(const Engine& engine, std::vector<File> files, std::vecto
       units_(std::move(units)),
       verify_(verify),
       versions_(files_) {}
+
+Status UnitSource::check_unit(std::size_t unit) const {
+  if (unit < units_.size()) return {};
+  return invalid_argument(fmt::format("unit: {} of {}", unit, units_.size()));
+}
 
 Status UnitSource::begin() {
   if (verify_ != StreamVerify::once) return {};
@@ -68,6 +74,12 @@ Status UnitSource::check_sums(std::size_t unit, const std::byte* memory, std::ui
         path));
   }
   return {};
+}
+
+std::uint64_t stored_bytes(const StreamUnit& unit) {
+  std::uint64_t bytes = 0;
+  for (const StreamPart& part : unit.parts) bytes += part.bytes;
+  return bytes;
 }
 
 Status check_units(std::span<const File> files, std::span<const StreamUnit> units) {

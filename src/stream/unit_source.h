@@ -22,6 +22,8 @@ class UnitSource {
   const std::vector<StreamUnit>& units() const { return units_; }
   StreamVerify verify() const { return verify_; }
 
+  Status check_unit(std::size_t unit) const;  // invalid_argument unless there is such a unit
+
   // Records the state of all files: modifications are noticed from now on. Call it once, before any read.
   Status begin();
 
@@ -42,6 +44,9 @@ class UnitSource {
   const StreamVerify verify_;
   FileVersions versions_;
 };
+
+// The bytes of a unit's parts, as opposed to those of its memory.
+std::uint64_t stored_bytes(const StreamUnit& unit);
 
 // Whether the units make sense: parts within files and units, nothing empty or overlapping.
 Status check_units(std::span<const File> files, std::span<const StreamUnit> units);

@@ -13,6 +13,7 @@
 #include "os/signals_blocked.h"
 #include "stream/pages.h"
 #include "stream/stream_trace.h"
+#include "stream/unit_source.h"
 
 namespace trunkline {
 namespace {
@@ -217,7 +218,7 @@ void UploadRing::settle(Slot& slot) {
   } else {
     slot.state = State::ready;
     slot.after.reset();  // not earlier: after a failed copy the next one must wait for it as well
-    for (const StreamPart& part : units_[slot.unit].parts) stats_.bytes_copied += part.bytes;
+    stats_.bytes_copied += stored_bytes(units_[slot.unit]);
   }
   changed_.notify_all();
 }
