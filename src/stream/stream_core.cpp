@@ -7,19 +7,10 @@
 #include <utility>
 
 #include "base/invalid_argument.h"
-#include "base/log.h"
-#include "base/trace.h"
-#include "base/waits.h"
 #include "stream/pages.h"
-#include "stream/stream_trace.h"
-#include "trunkline/units.h"
+#include "stream/unit_wait.h"
 
 namespace trunkline {
-namespace {
-
-using Clock = std::chrono::steady_clock;
-
-}  // namespace
 
 StreamCore::StreamCore(const Engine& engine, std::vector<File> files, std::vector<StreamUnit> units,
                        StreamPlacement placement, StreamVerify verify)
@@ -133,31 +124,10 @@ void StreamCore::empty(UnitFrame& frame) {
   frame.clear();
 }
 
-// False once the deadline has passed.
-bool StreamCore::wait(Lock& lock, const Deadline& deadline) {
-  if (!deadline) {
-    changed_.wait(lock);
-    return true;
-  }
-  return changed_.wait_until(lock, *deadline) == std::cv_status::no_timeout;
-}
-
 Result<MemoryView> StreamCore::acquire(std::size_t unit, std::optional<std::chrono::nanoseconds> timeout) {
   if (auto known = source_.check_unit(unit); !known) return std::unexpected(known.error());
-  Deadline deadline;
-  if (timeout) deadline = Clock::now() + *timeout;
+  UnitWait waiting(changed_, loader_.counts(), units_[unit].name, timeout);
   Lock lock(mutex_);
-  std::optional<Clock::time_point> waiting;
-  std::optional<trace::Span> span;
-  const auto stop_waiting = [&] {
-    span.reset();
-    if (!waiting) return;
-    const std::uint64_t waited_ns = ns_since(*std::exchange(waiting, std::nullopt));
-    loader_.counts().wait_ns += waited_ns;
-    if (waited_ns < kLongWaitNs) return;
-    log::info(log::Component::stream, "waited {:.1f} s for {} to be read",
-              static_cast<double>(waited_ns) / 1e9, units_[unit].name);
-  };
   while (true) {
     UnitFrame* frame = frame_of(unit);
     if (frame == nullptr) {
@@ -165,21 +135,15 @@ Result<MemoryView> StreamCore::acquire(std::size_t unit, std::optional<std::chro
       frame = frame_of(unit);
     }
     if (frame != nullptr && frame->has_arrived()) {
-      stop_waiting();
+      waiting.end();
       return take(lock, *frame);
     }
-    if (!waiting) {
-      waiting = Clock::now();
-      span.emplace(kUnitWait, units_[unit].name);
-      ++loader_.counts().waited;
-    }
     if (frame != nullptr) ++frame->waiters;
-    const bool in_time = wait(lock, deadline);
+    const bool in_time = waiting.wait(lock);
     if (frame != nullptr) --frame->waiters;
     if (!in_time) {
-      stop_waiting();
-      return std::unexpected(
-          make_error(ErrorKind::timed_out, fmt::format("{} has not arrived yet", units_[unit].name)));
+      waiting.end();
+      return std::unexpected(waiting.timed_out());
     }
   }
 }

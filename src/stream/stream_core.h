@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
@@ -44,7 +45,6 @@ class StreamCore {
  private:
   using Lock = std::unique_lock<std::mutex>;
   using State = UnitFrame::State;
-  using Deadline = std::optional<std::chrono::steady_clock::time_point>;
   static constexpr std::size_t kNone = RingSchedule::kNone;
 
   bool is_slot(const UnitFrame& frame) const { return frame_index(frame) < placement_.slots; }
@@ -64,7 +64,6 @@ class StreamCore {
   void evict(Lock& lock, const std::vector<UnitFrame*>& frames);
   void evict_unchecked(Lock& lock);
   void empty(UnitFrame& frame);
-  bool wait(Lock& lock, const Deadline& deadline);
   Result<MemoryView> take(Lock& lock, UnitFrame& frame);
 
   UnitSource source_;

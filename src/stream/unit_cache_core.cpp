@@ -6,9 +6,6 @@
 #include <utility>
 
 #include "base/invalid_argument.h"
-#include "base/log.h"
-#include "base/waits.h"
-#include "stream/stream_trace.h"
 
 namespace trunkline {
 
@@ -171,15 +168,8 @@ Status UnitCacheCore::bring(Lock& lock, std::span<const std::size_t> units) {
                   source_.units()[unit].name, placement_.slots[pool]));
 }
 
-// Waits until something has changed, and keeps the units' slots meanwhile. False once the deadline has
-// passed.
-bool UnitCacheCore::wait_for(Lock& lock, std::span<const std::size_t> units,
-                             const std::optional<Clock::time_point>& deadline, Waiting& waiting) {
-  if (!waiting.since) {
-    waiting.since = Clock::now();
-    waiting.span.emplace(kUnitWait, source_.units()[units.front()].name);
-    ++loader_.counts().waited;
-  }
+// Waits until something has changed, and keeps the units' slots meanwhile. False once the timeout has passed.
+bool UnitCacheCore::wait(Lock& lock, std::span<const std::size_t> units, UnitWait& waiting) {
   std::vector<UnitFrame*> kept;
   for (const std::size_t unit : units) {
     UnitFrame* slot = slot_of(unit);
@@ -188,28 +178,12 @@ bool UnitCacheCore::wait_for(Lock& lock, std::span<const std::size_t> units,
     ++slot->waiters;
     update(*slot);
   }
-  bool in_time = true;
-  if (deadline) {
-    in_time = changed_.wait_until(lock, *deadline) == std::cv_status::no_timeout;
-  } else {
-    changed_.wait(lock);
-  }
+  const bool in_time = waiting.wait(lock);
   for (UnitFrame* slot : kept) {
     --slot->waiters;
     update(*slot);
   }
   return in_time;
-}
-
-void UnitCacheCore::stop_waiting(Waiting& waiting, const std::string& name) {
-  waiting.span.reset();
-  if (!waiting.since) return;
-  const std::uint64_t waited_ns = ns_since(*waiting.since);
-  waiting.since.reset();
-  loader_.counts().wait_ns += waited_ns;
-  if (waited_ns < kLongWaitNs) return;
-  log::info(log::Component::stream, "waited {:.1f} s for {} to be read", static_cast<double>(waited_ns) / 1e9,
-            name);
 }
 
 Result<UnitCache::Acquired> UnitCacheCore::acquire(std::span<const std::size_t> units,
@@ -218,23 +192,19 @@ Result<UnitCache::Acquired> UnitCacheCore::acquire(std::span<const std::size_t> 
   for (const std::size_t unit : units) {
     if (auto known = source_.check_unit(unit); !known) return std::unexpected(known.error());
   }
-  std::optional<Clock::time_point> deadline;
-  if (timeout) deadline = Clock::now() + *timeout;
-  Waiting waiting;
-  const std::string& name = source_.units()[units.front()].name;
+  UnitWait waiting(changed_, loader_.counts(), source_.units()[units.front()].name, timeout);
   Lock lock(mutex_);
   while (true) {
     if (UnitFrame* slot = available(units)) {
-      stop_waiting(waiting, name);
+      waiting.end();
       return take(lock, *slot);
     }
     Status brought = bring(lock, units);
     if (brought && available(units) != nullptr) continue;  // it has arrived while it was being submitted
-    const bool in_time = brought && wait_for(lock, units, deadline, waiting);
+    const bool in_time = brought && wait(lock, units, waiting);
     if (in_time) continue;
-    stop_waiting(waiting, name);
-    if (!brought) return std::unexpected(brought.error());
-    return std::unexpected(make_error(ErrorKind::timed_out, fmt::format("{} has not arrived yet", name)));
+    waiting.end();
+    return std::unexpected(brought ? waiting.timed_out() : brought.error());
   }
 }
 

@@ -1,17 +1,18 @@
 // The slots behind a UnitCache, and the reads into them.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
 #include <optional>
 #include <vector>
 
-#include "base/trace.h"
 #include "stream/cache_schedule.h"
 #include "stream/unit_frame.h"
 #include "stream/unit_loader.h"
 #include "stream/unit_source.h"
+#include "stream/unit_wait.h"
 #include "trunkline/unit_cache.h"
 
 namespace trunkline {
@@ -47,15 +48,8 @@ class UnitCacheCore {
 
  private:
   using Lock = std::unique_lock<std::mutex>;
-  using Clock = std::chrono::steady_clock;
   using State = UnitFrame::State;
   static constexpr std::size_t kNone = CacheSchedule::kNone;
-
-  // Measures a wait of acquire() from its first wait() on.
-  struct Waiting {
-    std::optional<Clock::time_point> since;
-    std::optional<trace::Span> span;
-  };
 
   UnitFrame* slot_of(std::size_t unit);
   void update(UnitFrame& slot);
@@ -65,9 +59,7 @@ class UnitCacheCore {
   void read_ended(UnitFrame& slot);
   UnitFrame* available(std::span<const std::size_t> units);
   Status bring(Lock& lock, std::span<const std::size_t> units);
-  bool wait_for(Lock& lock, std::span<const std::size_t> units,
-                const std::optional<Clock::time_point>& deadline, Waiting& waiting);
-  void stop_waiting(Waiting& waiting, const std::string& name);
+  bool wait(Lock& lock, std::span<const std::size_t> units, UnitWait& waiting);
   Result<UnitCache::Acquired> take(Lock& lock, UnitFrame& slot);
   void empty(UnitFrame& slot);
   void drop_unchecked();

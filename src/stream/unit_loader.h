@@ -52,7 +52,7 @@ class UnitLoader {
   // Whether the unit has been verified, though perhaps not since it was read last.
   bool was_verified(std::size_t unit) const { return verified_version_[unit].has_value(); }
 
-  // Those of acquiring units are the owner's to count.
+  // What is acquired, and waited for (UnitWait), is the owner's to count.
   UnitLoadStats& counts() { return counts_; }
   UnitLoadStats stats() const;
 
