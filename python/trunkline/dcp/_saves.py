@@ -30,7 +30,7 @@ _log = Log("checkpoint")
 
 
 @dataclass(eq=False)
-class Save:
+class CollectiveSave:
     """A save with collectives, on this rank."""
 
     number: int
@@ -50,7 +50,7 @@ class Save:
 @dataclass(eq=False)
 class _Directory:
     committing: threading.Lock = field(default_factory=threading.Lock)
-    saves: list[Save] = field(default_factory=list)
+    saves: list[CollectiveSave] = field(default_factory=list)
     last: tuple[int, bytes] | None = None  # number and digest of the newest save that has committed
 
     def is_in_use(self) -> bool:
@@ -60,7 +60,7 @@ class _Directory:
 class _OfThread(threading.local):
     def __init__(self) -> None:
         super().__init__()
-        self.saves: list[Save] = []  # since the last one that is not nested began in this thread
+        self.saves: list[CollectiveSave] = []  # since the last one that is not nested began in this thread
 
 
 _numbers = itertools.count(1)
@@ -90,7 +90,7 @@ def _is_of_async_save(thread: threading.Thread) -> bool:
     return thread.name.startswith("AsyncCheckpointExecutor")
 
 
-def begin(directory: Path, number: int, names: Iterable[str], *, is_nested: bool = False) -> Save:
+def begin(directory: Path, number: int, names: Iterable[str], *, is_nested: bool = False) -> CollectiveSave:
     """Add a save that has created no file yet; `names`: files of other saves in its directory.
 
     `is_nested`: it runs in a signal handler that interrupted another save of this thread.
@@ -104,7 +104,7 @@ def begin(directory: Path, number: int, names: Iterable[str], *, is_nested: bool
         saves = _directory_of(key).saves
         saves[:] = [save for save in saves if save.is_under_way() or save.names]
         removable = found.intersection(*(save.found for save in saves if save.is_under_way()))
-        save = Save(number, threading.current_thread(), found, removable, directory_id)
+        save = CollectiveSave(number, threading.current_thread(), found, removable, directory_id)
         _of_thread.saves.append(save)
         saves.append(save)
         return save

@@ -70,7 +70,7 @@ _log = Log("checkpoint")
 _known_directories: set[str] = set()  # this process has saved into them, or warned of them
 
 
-class _Save(threading.local):
+class _SaveState(threading.local):
     """The state of a writer for the save that runs in this thread.
 
     Torch runs a save in one thread, beginning with reset(). With async_save that is a separate thread, and
@@ -88,7 +88,7 @@ class _Save(threading.local):
         self.use_collectives = True
         self.has_made_directory = False
         self.number: int | None = None  # of the save, in the order in which saves of this process begin
-        self.begun: _saves.Save | None = None  # with collectives, once it may create files
+        self.begun: _saves.CollectiveSave | None = None  # with collectives, once it may create files
         self.directories: _directory.OpenDirectories | None = None  # the checkpoint's, and volumes
         # Of other saves, when this one began; None if it did not list the manifests.
         self.leftovers: frozenset[str] = frozenset()
@@ -146,7 +146,7 @@ class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
         self._volumes = _volume_directories(volumes)
         self._durable = bool_argument(durable, "durable")
         self._overwrite = None if overwrite is None else bool_argument(overwrite, "overwrite")
-        self._save = _Save()
+        self._save = _SaveState()
         self._cwd = working_directory()
         # Where this writer may have been used when it was sent to this process.
         self._sender_cwds: frozenset[str | None] = frozenset()
@@ -190,7 +190,7 @@ class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Undo __getstate__()."""
         self.__dict__.update(state)
-        self._save = _Save()
+        self._save = _SaveState()
         self._cwd = working_directory()
 
     def storage_meta(self) -> StorageMeta | None:
