@@ -13,6 +13,7 @@
 #include "interruptible.h"
 #include "os/environment.h"
 #include "os/fork_generation.h"
+#include "stats_dict.h"
 #include "stream_arguments.h"
 #include "trunkline/stream.h"
 
@@ -170,21 +171,20 @@ std::vector<StreamMemoryObject*> memory_of(nb::handle_t<StreamObject> self) {
   return made;
 }
 
-nb::dict stats_of(StreamObject& self) {
-  const StreamStats stats = self.stream().stats();
-  nb::dict dict;
-  dict["units_read"] = stats.units_read;
-  dict["bytes_read"] = stats.bytes_read;
-  dict["acquired"] = stats.acquired;
-  dict["waited"] = stats.waited;
-  dict["wait_seconds"] = static_cast<double>(stats.wait_ns) * 1e-9;
-  dict["verify_seconds"] = static_cast<double>(stats.verify_ns) * 1e-9;
-  dict["read_seconds"] = static_cast<double>(stats.read_ns) * 1e-9;
-  dict["unused"] = stats.unused;
-  dict["failed"] = stats.failed;
-  dict["bytes_copied"] = stats.bytes_copied;
-  return dict;
-}
+constexpr StatsField<StreamStats> kStreamStats[] = {
+    {"units_read", &StreamStats::units_read},
+    {"bytes_read", &StreamStats::bytes_read},
+    {"acquired", &StreamStats::acquired},
+    {"waited", &StreamStats::waited},
+    {"wait_seconds", &StreamStats::wait_ns, true},
+    {"verify_seconds", &StreamStats::verify_ns, true},
+    {"read_seconds", &StreamStats::read_ns, true},
+    {"unused", &StreamStats::unused},
+    {"failed", &StreamStats::failed},
+    {"bytes_copied", &StreamStats::bytes_copied},
+};
+
+nb::dict stats_of(StreamObject& self) { return stats_dict(self.stream().stats(), kStreamStats); }
 
 nb::dict dict_of(const StreamPlacement& placement) {
   nb::dict dict;

@@ -9,6 +9,7 @@
 #include "errors.h"
 #include "interruptible.h"
 #include "os/fork_generation.h"
+#include "stats_dict.h"
 #include "stream_arguments.h"
 #include "trunkline/unit_cache.h"
 
@@ -104,36 +105,32 @@ StreamMemoryObject* memory_of(nb::handle_t<UnitCacheObject> self) {
   return new StreamMemoryObject{nb::borrow(self), nb::cast<UnitCacheObject&>(self).cache().memory()};
 }
 
-nb::dict stats_of(UnitCacheObject& self) {
-  const UnitCacheStats stats = self.cache().stats();
-  nb::dict dict;
-  dict["requests"] = stats.requests;
-  dict["hits"] = stats.hits;
-  dict["misses"] = stats.misses;
-  dict["units_read"] = stats.units_read;
-  dict["bytes_read"] = stats.bytes_read;
-  dict["evictions"] = stats.evictions;
-  dict["acquired"] = stats.acquired;
-  dict["waited"] = stats.waited;
-  dict["wait_seconds"] = static_cast<double>(stats.wait_ns) * 1e-9;
-  dict["verify_seconds"] = static_cast<double>(stats.verify_ns) * 1e-9;
-  dict["read_seconds"] = static_cast<double>(stats.read_ns) * 1e-9;
-  dict["failed"] = stats.failed;
-  return dict;
-}
+constexpr StatsField<UnitCacheStats> kCacheStats[] = {
+    {"requests", &UnitCacheStats::requests},
+    {"hits", &UnitCacheStats::hits},
+    {"misses", &UnitCacheStats::misses},
+    {"units_read", &UnitCacheStats::units_read},
+    {"bytes_read", &UnitCacheStats::bytes_read},
+    {"evictions", &UnitCacheStats::evictions},
+    {"acquired", &UnitCacheStats::acquired},
+    {"waited", &UnitCacheStats::waited},
+    {"wait_seconds", &UnitCacheStats::wait_ns, true},
+    {"verify_seconds", &UnitCacheStats::verify_ns, true},
+    {"read_seconds", &UnitCacheStats::read_ns, true},
+    {"failed", &UnitCacheStats::failed},
+};
+
+constexpr StatsField<UnitGroupStats> kGroupStats[] = {
+    {"requests", &UnitGroupStats::requests},     {"hits", &UnitGroupStats::hits},
+    {"misses", &UnitGroupStats::misses},         {"units_read", &UnitGroupStats::units_read},
+    {"bytes_read", &UnitGroupStats::bytes_read}, {"evictions", &UnitGroupStats::evictions},
+};
+
+nb::dict stats_of(UnitCacheObject& self) { return stats_dict(self.cache().stats(), kCacheStats); }
 
 nb::list group_stats_of(UnitCacheObject& self) {
   nb::list list;
-  for (const UnitGroupStats& stats : self.cache().group_stats()) {
-    nb::dict dict;
-    dict["requests"] = stats.requests;
-    dict["hits"] = stats.hits;
-    dict["misses"] = stats.misses;
-    dict["units_read"] = stats.units_read;
-    dict["bytes_read"] = stats.bytes_read;
-    dict["evictions"] = stats.evictions;
-    list.append(dict);
-  }
+  for (const UnitGroupStats& stats : self.cache().group_stats()) list.append(stats_dict(stats, kGroupStats));
   return list;
 }
 
