@@ -26,10 +26,9 @@ from measurement import Comparison, interleave
 from paced_disks import PacedDisks
 from workbench import Disks, Workbench
 
-import trunkline as tl
+sys.path.append(str(Path(__file__).resolve().parent.parent / "python/tests"))
+from support_serving import find_sglang, sglang_path
 
-ROOT = Path(__file__).resolve().parent.parent
-STAND_INS = ROOT / "python/tests/sglang_environment"  # for modules that SGLang imports and a CPU lacks
 SHAPE = {  # Llama's, 1.2 GB in bf16
     "vocab_size": 8000,
     "hidden_size": 2048,
@@ -50,7 +49,7 @@ STREAMED = re.compile(r"units of the layers' weights, (\d+) bytes, are read")
 
 def measure(bench: Workbench) -> list[Comparison]:
     case = f"{REQUESTS} requests at a time"
-    python = _interpreter()
+    python = find_sglang()
     if python is None:
         return [
             Comparison(*("serving", case, "tokens/s", "SGLang", [], []), why_not="SGLang is not installed")
@@ -59,12 +58,6 @@ def measure(bench: Workbench) -> list[Comparison]:
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         server = _Server(python, Path(folder))
         return [row for count in (1, len(bench.disks.directories)) for row in _on_disks(bench, server, count)]
-
-
-def _interpreter() -> str | None:
-    script = ROOT / "scripts/sglang_environment.py"
-    found = subprocess.run([sys.executable, script, "--offline"], capture_output=True, text=True, check=False)
-    return found.stdout.strip() if found.returncode == 0 else None
 
 
 def _on_disks(bench: Workbench, server: _Server, count: int) -> list[Comparison]:
@@ -114,11 +107,7 @@ class _Server:
         turns = [{"value": " ".join(f"w{word}" for word in range(PROMPT))}] * 2
         self._conversations.write_text(json.dumps([{"conversations": turns}] * REQUESTS))
         self._result = folder / "result.json"
-        # What PYTHONPATH must have: the installed trunkline with its entry points, and the stand-ins.
-        self._path = folder / "path"
-        self._path.mkdir()
-        for each in Path(tl.__file__).resolve().parents[1].glob("trunkline*"):
-            (self._path / each.name).symlink_to(each)
+        self._path = sglang_path(folder / "path")
 
     @property
     def weights(self) -> int:
@@ -135,7 +124,7 @@ class _Server:
             self._command(),
             env=os.environ
             | {
-                "PYTHONPATH": f"{self._path}:{STAND_INS}",
+                "PYTHONPATH": self._path,
                 "SGLANG_USE_CPU_ENGINE": "1",
                 "TORCHDYNAMO_DISABLE": "1",
                 "TRUNKLINE_LOG": "info",

@@ -147,7 +147,7 @@ def mypy() -> list[str]:
     scripts = sorted((ROOT / "scripts").glob("*.py"))
     return [
         *package,
-        *check(["env", "-C", ROOT / "build", *command, *around]),
+        *check(["env", "-C", ROOT / "build", f"MYPYPATH={ROOT}/python/tests", *command, *around]),
         *check(["env", "-C", ROOT / "build", f"MYPYPATH={ROOT}/scripts", *command, *scripts]),
     ]
 

@@ -1,7 +1,9 @@
-"""What the tests with other people's servers share: the package in their environments, and small models."""
+"""What tests and benchmarks of others' servers share: the package in their environments, and models."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,8 @@ import torch
 import transformers
 
 import trunkline as tl
+
+ROOT = Path(__file__).resolve().parents[2]
 
 _COMMON = {
     "vocab_size": 512,
@@ -43,3 +47,15 @@ def link_package(folder: Path) -> Path:
     for each in Path(tl.__file__).resolve().parents[1].glob("trunkline*"):
         (folder / each.name).symlink_to(each)
     return folder
+
+
+def find_sglang() -> str | None:
+    """The interpreter of the environment with SGLang; None if scripts/sglang_environment.py has made none."""
+    script = ROOT / "scripts/sglang_environment.py"
+    found = subprocess.run([sys.executable, script, "--offline"], capture_output=True, text=True, check=False)
+    return found.stdout.strip() if found.returncode == 0 else None
+
+
+def sglang_path(folder: Path) -> str:
+    """What PYTHONPATH must have: the package, linked into this folder, and modules that a CPU lacks."""
+    return f"{link_package(folder)}:{ROOT / 'python/tests/sglang_environment'}"

@@ -11,13 +11,12 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import transformers
-from support_serving import link_package, save_served_model
+from support_serving import find_sglang, save_served_model, sglang_path
 
 import trunkline as tl
 from trunkline._streaming import pack_cache
@@ -29,7 +28,6 @@ MORE_MODELS = pytest.mark.skipif(
     os.environ.get("TRUNKLINE_TEST_SGLANG") != "all",
     reason="takes minutes: TRUNKLINE_TEST_SGLANG=all starts SGLang with more models",
 )
-ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 SECONDS = 600.0  # for an engine to start and answer on a busy machine; it takes 15
 
@@ -37,22 +35,16 @@ SECONDS = 600.0  # for an engine to start and answer on a busy machine; it takes
 @pytest.fixture(scope="session")
 def python() -> str:
     """The interpreter of the environment with SGLang."""
-    found = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "sglang_environment.py", "--offline"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if found.returncode != 0:
+    found = find_sglang()
+    if found is None:
         pytest.skip("SGLang is not installed: scripts/sglang_environment.py installs it (1.5 GB)")
-    return found.stdout.strip()
+    return found
 
 
 @pytest.fixture(scope="session")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What PYTHONPATH must have: the installed trunkline with its entry points, and the stand-ins."""
-    folder = link_package(tmp_path_factory.mktemp("trunkline"))
-    return f"{folder}:{HERE / 'sglang_environment'}"
+    """What PYTHONPATH must have."""
+    return sglang_path(tmp_path_factory.mktemp("trunkline"))
 
 
 @pytest.fixture(scope="session")
