@@ -15,6 +15,7 @@
 #include "errors.h"
 #include "gil.h"
 #include "interruptible.h"
+#include "io/engine_core.h"
 #include "os/precise_sleep.h"
 #include "python_reduction.h"
 #include "sample_table_object.h"
@@ -99,6 +100,42 @@ nb::dict dict_of(const workload::TrainingStats& stats) {
   dict["time_line"] = dict_of(accelerator.time_line);
   return dict;
 }
+
+// How many reads of the default engine are in flight, from its making until it is taken.
+class ReadsInFlightObject {
+ public:
+  ReadsInFlightObject() : engine_(engine_or_default(nb::none())) { engine_.core()->start_reads_in_flight(); }
+  ReadsInFlightObject(const ReadsInFlightObject&) = delete;
+  ReadsInFlightObject& operator=(const ReadsInFlightObject&) = delete;
+  ~ReadsInFlightObject() {
+    engine_.core()->take_reads_in_flight();
+    const GilReleased unlocked;  // the last handle waits for the lanes
+    engine_ = Engine();
+  }
+
+  // As the time lines of loops; one for each lane of the engine.
+  nb::list take() {
+    nb::list lines;
+    for (const io::ReadsInFlight& each : engine_.core()->take_reads_in_flight()) {
+      nb::list reads;
+      nb::list bytes;
+      for (const io::InFlightBucket& bucket : each.sums().buckets()) {
+        reads.append(bucket.read_ns);
+        bytes.append(bucket.byte_ns);
+      }
+      nb::dict dict;
+      dict["width_ns"] = each.sums().width_ns();
+      dict["first"] = each.sums().first();
+      dict["read_ns"] = reads;
+      dict["byte_ns"] = bytes;
+      lines.append(dict);
+    }
+    return lines;
+  }
+
+ private:
+  Engine engine_;
+};
 
 class TrainingLoopObject {
  public:
@@ -247,6 +284,11 @@ void register_workload(nb::module_& module) {
       .def("add_ns", &workload::DurationHistogram::add, "ns"_a)
       .def("counts", &workload::DurationHistogram::counts,
            "(largest nanoseconds, count) of each bucket that is not empty, ascending.");
+  nb::class_<ReadsInFlightObject>(module, "ReadsInFlight",
+                                  "Records how many reads of the default engine are in flight. Private.")
+      .def(nb::init<>(), "Begins; one at a time.")
+      .def("take", &ReadsInFlightObject::take, nb::sig("def take(self) -> list[dict[str, typing.Any]]"),
+           "Ends, and returns sums over time for each lane. Reads that have not ended are missing.");
   nb::class_<TrainingLoopObject>(module, "TrainingLoop", "The loop of an emulated training. Private.")
       .def("__init__", &make_loop, "table"_a.none(), nb::kw_only(), "units"_a, "units_per_read"_a, "ranks"_a,
            "rank"_a, "block"_a, "order_seed"_a, "files_at_a_time"_a, "chunk"_a, "slots"_a, "tfrecord"_a,

@@ -18,6 +18,7 @@
 #include "io/submission.h"
 #include "io/tuned_settings.h"
 #include "os/fork_generation.h"
+#include "os/precise_sleep.h"
 #include "os/trace_file.h"
 #include "trunkline/units.h"
 
@@ -347,6 +348,22 @@ std::vector<io::LatencyLog> EngineCore::take_latency_logs() {
   std::vector<io::LatencyLog> logs;
   for (const auto& lane : lanes_) logs.push_back(lane->counters().take_latency_log());
   return logs;
+}
+
+void EngineCore::start_reads_in_flight() {
+  const std::int64_t now = os::monotonic_ns();
+  counters_.start_reads_in_flight(now);
+  for (const auto& lane : lanes_) lane->counters().start_reads_in_flight(now);
+}
+
+std::vector<io::ReadsInFlight> EngineCore::take_reads_in_flight() {
+  std::vector<io::ReadsInFlight> taken;
+  const auto take = [&](io::Counters& counters) {
+    if (auto reads = counters.take_reads_in_flight()) taken.push_back(std::move(*reads));
+  };
+  take(counters_);
+  for (const auto& lane : lanes_) take(lane->counters());
+  return taken;
 }
 
 std::vector<Refusal> EngineCore::refusals() const {

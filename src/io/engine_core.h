@@ -76,6 +76,11 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   void start_latency_logs(std::size_t most);
   std::vector<io::LatencyLog> take_latency_logs();
 
+  // How many reads are in flight from now on, until it is taken: an element for each lane, and one for reads
+  // on callers' threads.
+  void start_reads_in_flight();
+  std::vector<io::ReadsInFlight> take_reads_in_flight();
+
   std::vector<Refusal> refusals() const;
 
   // Finishes what was submitted and joins the lanes. Idempotent; a second caller waits for the first.

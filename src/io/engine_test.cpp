@@ -188,6 +188,36 @@ TEST_P(EngineTest, LatencyLogsHoldEveryTransferWhileTheyAreKept) {
   for (const io::LatencyLog& log : engine.core()->take_latency_logs()) EXPECT_EQ(log.count(), 0U);
 }
 
+TEST_P(EngineTest, ReadsInFlightAreTheLatenciesOfReadsAddedUp) {
+  const Engine engine = make_engine();
+  const File file = File::open(engine, directory_.file("a"), {.mode = Mode::write}).value();
+  TestMemory memory(2 * kMiB);
+  EXPECT_TRUE(engine.core()->take_reads_in_flight().empty());
+  engine.core()->start_reads_in_flight();
+  engine.core()->start_latency_logs(1000);
+  ASSERT_TRUE(file.async_pwrite(memory.view(), 0).result());
+  ASSERT_TRUE(file.async_pread(memory.view(), 0).result());
+  std::int64_t read_ns = 0;
+  double byte_ns = 0;
+  for (const io::LatencyLog& log : engine.core()->take_latency_logs()) {
+    for (const auto& piece : log.pieces()) {
+      for (const io::LatencyRecord& record : piece) {
+        if (record.op != Op::read) continue;
+        read_ns += static_cast<std::int64_t>(record.took_ns);
+        byte_ns += static_cast<double>(record.took_ns) * static_cast<double>(record.bytes);
+      }
+    }
+  }
+  io::InFlightBucket sum;
+  for (const io::ReadsInFlight& each : engine.core()->take_reads_in_flight()) {
+    for (const io::InFlightBucket& bucket : each.sums().buckets()) sum += bucket;
+  }
+  EXPECT_GT(read_ns, 0);
+  EXPECT_EQ(sum.read_ns, read_ns);
+  EXPECT_NEAR(sum.byte_ns, byte_ns, byte_ns * 1e-9);
+  EXPECT_TRUE(engine.core()->take_reads_in_flight().empty());
+}
+
 TEST(LatencyLog, KeepsNoMoreThanItsLimit) {
   io::LatencyLog log(20'000);
   for (std::uint64_t each = 0; each < 20'003; ++each) log.add({.took_ns = each});

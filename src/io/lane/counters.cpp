@@ -19,6 +19,10 @@ void Counters::count_completion(const Transfer& transfer, const Outcome& outcome
                      .bytes = transfer.piece.length,
                      .op = transfer.op});
   }
+  if (reads_in_flight_ && transfer.op == Op::read) {
+    const auto begin = static_cast<std::int64_t>(transfer.submitted_ns);
+    reads_in_flight_->add(begin, begin + static_cast<std::int64_t>(took_ns), transfer.piece.length);
+  }
 }
 
 void Counters::start_latency_log(std::size_t most) {
@@ -31,6 +35,16 @@ LatencyLog Counters::take_latency_log() {
   LatencyLog taken = std::move(latencies_).value_or(LatencyLog(0));
   latencies_.reset();
   return taken;
+}
+
+void Counters::start_reads_in_flight(std::int64_t now) {
+  const std::scoped_lock lock(mutex_);
+  reads_in_flight_.emplace(now);
+}
+
+std::optional<ReadsInFlight> Counters::take_reads_in_flight() {
+  const std::scoped_lock lock(mutex_);
+  return std::exchange(reads_in_flight_, std::nullopt);
 }
 
 void Counters::count_payload(IoPath path, std::uint64_t bytes) {
