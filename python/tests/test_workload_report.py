@@ -54,10 +54,37 @@ def test_time_lines_are_bounded() -> None:
 
 def test_a_phase_without_steps_has_an_empty_time_line() -> None:
     merged = merged_time_line([rank(1000, 0)])
-    assert merged == {
-        "bucket_seconds": 0.0,
-        **{key: [] for key in ("compute_seconds", "wait_seconds", "bytes", "utilization")},
-    }
+    lists = ("compute_seconds", "wait_seconds", "bytes", "utilization", "checkpoint_spans")
+    in_flight = ("reads_in_flight", "bytes_in_flight")
+    assert merged == {"bucket_seconds": 0.0, **{key: [] for key in lists}, **dict.fromkeys(in_flight)}
+    merged = merged_time_line([rank(1000, 0)], [lane(1000, 0, (5, 5.0))])
+    assert [merged[key] for key in in_flight] == [[], []]
+
+
+def lane(width_ns: int, first: int, *buckets: tuple[int, float]) -> dict[str, Any]:
+    """The reads in flight of a lane; a bucket is (read_ns, byte_ns)."""
+    lists = {key: [each[n] for each in buckets] for n, key in enumerate(("read_ns", "byte_ns"))}
+    return {"width_ns": width_ns, "first": first, **lists}
+
+
+def test_reads_in_flight_are_added_up_where_accelerators_ran() -> None:
+    steps = rank(1000, 10, *[(500, 500, 1)] * 4)  # from 10 to 14 us
+    lanes = [
+        lane(1000, 8, *[(2000, 8000.0)] * 5),  # two reads of 4 bytes all the time, from 8 to 13 us
+        lane(2000, 6, (4000, 100.0)),  # two, from 12 to 14 us
+        lane(1000, 20, (1000, 1.0)),  # after the last step
+    ]
+    merged = merged_time_line([steps, steps], lanes)
+    assert merged["bucket_seconds"] == 0.000002  # of the widest
+    assert merged["reads_in_flight"] == [2.0, 1.0 + 2.0]
+    assert merged["bytes_in_flight"] == [8.0, 4.0 + 0.05]
+
+
+def test_checkpoints_are_placed_on_the_time_line() -> None:
+    steps = rank(1000, 10, *[(500, 500, 1)] * 4)
+    saves = [(2_000, 9_000), (9_500, 11_000), (12_000, 13_500), (20_000, 30_000)]
+    spans = merged_time_line([steps], None, saves)["checkpoint_spans"]
+    assert spans == [[0, pytest.approx(1e-6)], [2e-6, 3.5e-6], [1e-5, 2e-5]]  # none from before the start
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -95,6 +122,16 @@ def test_areas_are_stacked() -> None:
     lower, upper = elements(chart.svg(), "path")
     assert str(lower.get("d")).startswith("M64.0,116.0 L400.0,116.0 L400.0,26.0 L736.0,26.0 L736.0,206.0")
     assert str(upper.get("d")).startswith("M64.0,71.0 L400.0,71.0 L400.0,26.0 L736.0,26.0 L736.0,26.0")
+
+
+def test_spans_are_shaded_over_the_whole_height() -> None:
+    chart = Chart("t", Axis("x", 0, 10), Axis("y", 0, 1))
+    chart.spans([(0.0, 5.0), (9.0, 9.0)], Series("<save>", "#444444", ()))
+    wide, narrow, legend = (each for each in elements(chart.svg(), "rect") if each.get("fill") == "#444444")
+    assert [wide.get(key) for key in ("x", "y", "width", "height")] == ["64.0", "26", "336.0", "180"]
+    assert narrow.get("width") == "1.0"  # can be seen
+    assert wide.get("fill-opacity") == legend.get("fill-opacity") == "0.3"
+    assert "&lt;save&gt;: 0 to 5" in chart.svg()
 
 
 def test_columns_say_their_numbers_and_names_are_escaped() -> None:
@@ -162,6 +199,55 @@ def test_a_page_has_all_charts_and_loads_nothing(tmp_path: Path) -> None:
     assert "&lt;b&gt;tiny" in text
     assert "<b>" not in text
     assert "tiny.yaml" in text
+
+
+def in_flight_document() -> dict[str, Any]:
+    """Of a run of one phase, which read and saved."""
+    document = run(parse_text(WORKLOAD, "tiny.yaml", ["workflow.evaluation=false"]), None, 1)
+    line = document["time_line"]
+    end = len(line["bytes"]) * line["bucket_seconds"]
+    line["reads_in_flight"] = [3.0 for _ in line["bytes"]]
+    line["bytes_in_flight"] = [2_000_000.0 for _ in line["bytes"]]
+    line["checkpoint_spans"] = [[0.0, end / 2], [end, 2 * end]]
+    return document
+
+
+def test_a_page_shows_reads_in_flight_and_checkpoints(tmp_path: Path) -> None:
+    path = tmp_path / "run.html"
+    document = in_flight_document()
+    write_report(document, path)
+    text = path.read_text(encoding="utf-8")
+    charts = dict(re.findall(r"<title>([A-Z][^<]*over time)</title>(.*?)</svg>", text))
+    assert [*charts][:3] == [
+        "Utilization over time",
+        "Reads in flight over time",
+        "Bytes in flight over time",
+    ]
+    assert len(charts) == 5
+    for chart in charts.values():
+        assert chart.count("<title>checkpoint: ") == 2
+        assert chart.count(">checkpoint</text>") == 1
+    for name in charts:  # the plot reaches to the end of the last checkpoint, and steps fill half of it
+        [last] = re.findall(
+            r'<rect x="([\d.]+)"[^>]*width="([\d.]+)"[^>]*><title>checkpoint: [^<]*</title></rect>'
+            r"(?!.*<title>checkpoint)",
+            charts[name],
+        )
+        assert float(last[0]) == pytest.approx(400, abs=0.2)
+        assert float(last[0]) + float(last[1]) == pytest.approx(736, abs=0.2)
+    assert text.count("Checkpoints were saved in the shaded times.") == 1
+
+
+def test_results_of_earlier_versions_have_a_page(tmp_path: Path) -> None:
+    """They have neither reads in flight nor checkpoints in their time lines."""
+    path, document = tmp_path / "run.html", in_flight_document()
+    for key in ("reads_in_flight", "bytes_in_flight", "checkpoint_spans"):
+        del document["time_line"][key]
+    write_report(document, path)
+    text = path.read_text(encoding="utf-8")
+    assert "Utilization over time" in text
+    assert "in flight" not in text
+    assert "checkpoint:" not in text
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

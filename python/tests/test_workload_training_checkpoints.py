@@ -68,6 +68,48 @@ def test_a_training_waits_for_its_saves(tmp_path: Path) -> None:
     assert "  saved               4 times at" in text_of(json.loads(json.dumps(document)))
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_time_line_has_saves_and_reads_in_flight(tmp_path: Path, ranks: int) -> None:
+    spec = workload("workflow.evaluation=true", "train.epochs=2", "checkpoint.fsync=false")
+    generate(spec, [tmp_path])
+    document = run(spec, [tmp_path], ranks)
+    line, saved = document["time_line"], document["checkpoints"]["save"]
+    spans = line["checkpoint_spans"]
+    assert len(spans) == saved["count"] == 2
+    for (begin, end), save in zip(spans, saved["checkpoints"], strict=True):
+        # From the first rank that begins to the last that ends: at least as long as the slowest took.
+        assert save["seconds"] <= end - begin + 1e-9 < save["seconds"] + 1
+    assert 0 < spans[0][0] < spans[0][1] < spans[1][0]
+    assert spans[0][1] < len(line["bytes"]) * line["bucket_seconds"] + line["bucket_seconds"]
+    assert document["evaluation"]["time_line"]["checkpoint_spans"]
+    # While a checkpoint is saved no accelerator runs.
+    width = line["bucket_seconds"]
+    inside = [
+        number
+        for number in range(len(line["bytes"]))
+        if spans[0][0] <= number * width and (number + 1) * width <= spans[0][1]
+    ]
+    assert all(line["utilization"][number] is None for number in inside)
+    for phase in (document, document["evaluation"]):
+        each = phase["time_line"]
+        assert len(each["reads_in_flight"]) == len(each["bytes_in_flight"]) == len(each["bytes"])
+        assert all(value >= 0 for key in ("reads_in_flight", "bytes_in_flight") for value in each[key])
+
+
+def test_reads_in_flight_are_those_of_the_samples(tmp_path: Path) -> None:
+    """Each sample is one read, whose bytes are all in flight as long as it is."""
+    spec = workload(
+        "workflow.checkpoint=false", "dataset.record_length_bytes=65536", "train.computation_time=0"
+    )
+    generate(spec, [tmp_path])
+    line = run(spec, [tmp_path])["time_line"]
+    assert sum(line["reads_in_flight"]) > 0
+    assert sum(line["bytes_in_flight"]) == pytest.approx(65536 * sum(line["reads_in_flight"]))
+    null = run(spec, None)["time_line"]
+    assert null["reads_in_flight"] is null["bytes_in_flight"] is None
+    assert null["checkpoint_spans"] == []
+
+
 def test_an_epoch_pauses_for_each_save() -> None:
     """What happens in a pause counts nowhere: src/workload/accelerator_test.cpp."""
     calls: list[Any] = []

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 _WIDTH, _HEIGHT = 760, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 24, 26, 44  # around the plot
 _INK, _MUTED, _GRID = "#1d2329", "#57606a", "#e3e7eb"
+_SHADE = 0.3  # opacity of what lies over a plot
 
 Text = Callable[[float], str]
 
@@ -81,11 +82,11 @@ class Chart:
         """`title`: for those who cannot see it, and for whom the legend does not suffice."""
         self._title, self._x, self._y = title, x, y
         self._parts: list[str] = []
-        self._legend: list[tuple[str, str]] = []
+        self._legend: list[tuple[str, str, float]] = []  # label, colour, opacity
 
     def line(self, xs: Sequence[float], series: Series) -> None:
         """Connect the points; the line has gaps where there is no value."""
-        self._legend.append((series.label, series.colour))
+        self._legend.append((series.label, series.colour, 1.0))
         for run in _runs(series.values):
             points = " ".join(self._point(xs[number], series.values[number] or 0.0) for number in run)
             if len(run) == 1:
@@ -101,7 +102,7 @@ class Chart:
         """Fill areas above each other; value n reaches from edge n to the next one."""
         below = [0.0] * (len(edges) - 1)
         for layer in layers:
-            self._legend.append((layer.label, layer.colour))
+            self._legend.append((layer.label, layer.colour, 1.0))
             above = [low + (value or 0.0) for low, value in zip(below, layer.values, strict=True)]
             outline = [*self._steps(edges, above), *reversed(self._steps(edges, below))]
             self._parts.append(f'<path d="M{" L".join(outline)} Z" fill="{layer.colour}"/>')
@@ -109,7 +110,7 @@ class Chart:
 
     def columns(self, edges: Sequence[float], series: Series) -> None:
         """Draw a bar for each value, from edge to edge; its number is shown under the pointer."""
-        self._legend.append((series.label, series.colour))
+        self._legend.append((series.label, series.colour, 1.0))
         for number, value in enumerate(series.values):
             if not value:
                 continue
@@ -126,11 +127,24 @@ class Chart:
 
     def level(self, value: float, label: str) -> None:
         """Draw a dashed horizontal line."""
-        self._legend.append((label, _INK))
+        self._legend.append((label, _INK, 1.0))
         x, y = self._point(self._x.high, value).split(",")
         self._parts.append(
             f'<line x1="{_LEFT}" x2="{x}" y1="{y}" y2="{y}" stroke="{_INK}" stroke-dasharray="4 3"/>'
         )
+
+    def spans(self, spans: Sequence[tuple[float, float]], series: Series) -> None:
+        """Shade the whole height from one x to another; these are shown under the pointer. No values."""
+        self._legend.append((series.label, series.colour, _SHADE))
+        for low, high in spans:
+            left = float(self._point(low, self._y.low).split(",")[0])
+            right = float(self._point(high, self._y.low).split(",")[0])
+            self._parts.append(
+                f'<rect x="{left}" y="{_TOP}" width="{max(1.0, right - left):.1f}" '
+                f'height="{_HEIGHT - _TOP - _BOTTOM}" fill="{series.colour}" fill-opacity="{_SHADE}">'
+                f"<title>{html.escape(series.label)}: {html.escape(self._x.text(low))} to "
+                f"{html.escape(self._x.text(high))}</title></rect>"
+            )
 
     def svg(self) -> str:
         """Return the chart as an element that is also a file of its own."""
@@ -187,10 +201,11 @@ class Chart:
 
     def _legend_parts(self) -> list[str]:
         parts, right = [], float(_WIDTH - _RIGHT)
-        for label, colour in reversed(self._legend):
+        for label, colour, opacity in reversed(self._legend):
             right -= 6.2 * len(label)
             parts.append(f'<text x="{right:.0f}" y="14">{html.escape(label)}</text>')
-            parts.append(f'<rect x="{right - 14:.0f}" y="5" width="10" height="10" fill="{colour}"/>')
+            shade = f' fill-opacity="{opacity}"' if opacity < 1 else ""
+            parts.append(f'<rect x="{right - 14:.0f}" y="5" width="10" height="10" fill="{colour}"{shade}/>')
             right -= 28
         return parts
 

@@ -10,13 +10,12 @@ from trunkline._paths import path_name
 from trunkline._readable import duration, percent
 from trunkline._svg import Axis, Chart, Series, axis
 from trunkline.workload._documents import check_results, run_text
+from trunkline.workload._time_line_charts import charts_over_time, percent_text
 
 if TYPE_CHECKING:
     from trunkline._types import Path as AnyPath
 
-_BLUE, _GREEN, _GREY, _ORANGE = "#1f6feb", "#1a7f5a", "#c9ced4", "#e0a030"
-# What an accelerator does, from below: where in the time line, name, colour.
-_ACTIVITIES = (("compute_seconds", "computing", _GREEN), ("wait_seconds", "waiting", _ORANGE))
+_BLUE, _ORANGE = "#1f6feb", "#e0a030"
 _MOST_COLUMNS = 60  # of a histogram
 
 
@@ -47,9 +46,9 @@ def _body(results: Mapping[str, Any]) -> list[str]:
             "<p><strong>Bounded by the emulator</strong>: this machine cannot drive accelerators that fast; "
             "the storage may be faster than this says.</p>"
         )
-    parts += ["<h2>Over time</h2>", *_over_time(results)]
+    parts += ["<h2>Over time</h2>", *charts_over_time(results)]
     if results["evaluation"] is not None:
-        parts += ["<h2>Evaluations over time</h2>", *_over_time(results["evaluation"])]
+        parts += ["<h2>Evaluations over time</h2>", *charts_over_time(results["evaluation"], extend=False)]
     parts += ["<h2>Steps</h2>", *_steps(results)]
     if len(results["per_rank"]) > 1:
         parts += ["<h2>Accelerators</h2>", _ranks(results["per_rank"])]
@@ -79,47 +78,6 @@ def _summary(results: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _reached(results: Mapping[str, Any]) -> str:
     return "reached" if results["target_reached"] else "missed"
-
-
-def _over_time(phase: Mapping[str, Any]) -> list[str]:
-    line = phase["time_line"]
-    count, width = len(line["bytes"]), line["bucket_seconds"]
-    if not count:
-        return ["<p>No step was run.</p>"]
-    edges = [number * width for number in range(count + 1)]
-    middles = [(number + 0.5) * width for number in range(count)]
-    time = Axis("seconds since the first step", 0.0, edges[-1])
-    busy = Chart("Utilization over time", time, Axis("utilization", 0.0, 1.0, text=_percent))
-    busy.line(middles, Series("utilization", _BLUE, line["utilization"]))
-    if phase["utilization"] is not None:
-        busy.level(phase["utilization"], f"in all: {phase['utilization']:.1%}")
-    rates = _rates(line)
-    known = [rate for rate in rates if rate is not None]
-    read = Chart("Read bandwidth over time", time, axis("GB/s", [*known, phase["gb_s"]]))
-    read.line(middles, Series("samples consumed", _BLUE, rates))
-    does = Chart("What accelerators do over time", time, Axis("share of the time", 0.0, 1.0, text=_percent))
-    does.stack(
-        edges,
-        [Series(name, colour, [each / width for each in line[key]]) for key, name, colour in _ACTIVITIES],
-    )
-    each = f"Each value is the mean of {duration(width)}."
-    return [
-        figure(busy.svg(), f"Time of computation divided by running time. {each}"),
-        figure(read.svg(), "Bytes of samples, spread over the step that uses them, of all accelerators."),
-        figure(
-            does.svg(),
-            "Of an accelerator, on average. Where the areas do not reach 100 %, it was not running.",
-        ),
-    ]
-
-
-def _rates(line: Mapping[str, Any]) -> list[float | None]:
-    """Return the GB/s of each bucket while accelerators ran, None where they did not."""
-    rates: list[float | None] = []
-    for nbytes, *spent in zip(line["bytes"], *(line[key] for key, _, _ in _ACTIVITIES), strict=True):
-        running = sum(spent)
-        rates.append(nbytes / running / 1e9 if running else None)
-    return rates
 
 
 def _steps(results: Mapping[str, Any]) -> list[str]:
@@ -163,7 +121,7 @@ def _ranks(ranks: Sequence[Mapping[str, Any]]) -> str:
     chart = Chart(
         "Utilization of each accelerator",
         Axis("rank", 0.0, float(len(ranks)), text=lambda rank: f"{rank:g}" if rank == int(rank) else ""),
-        Axis("utilization", 0.0, 1.0, text=_percent),
+        Axis("utilization", 0.0, 1.0, text=percent_text),
     )
     chart.columns([float(number) for number in range(len(ranks) + 1)], Series("utilization", _BLUE, shares))
     known = [share for share in shares if share is not None]
@@ -184,7 +142,3 @@ def _parameters(results: Mapping[str, Any]) -> str:
     parameters = results["parameters"].items()
     rows += [(escaped(key), escaped(value)) for key, value in parameters if value is not None]
     return table([], rows, "facts")
-
-
-def _percent(share: float) -> str:
-    return f"{share * 100:.3g} %"

@@ -16,8 +16,12 @@ ENOUGH = 0.99  # utilization that the emulator itself must reach
 _FEW_STEPS = 20  # measured ones: fewer say little
 
 
-def phase_results(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the results of a phase from the counts of each rank."""
+def phase_results(
+    ranks: Sequence[dict[str, Any]],
+    reads: Sequence[dict[str, Any]] | None = None,
+    saves: Sequence[tuple[int, int]] = (),
+) -> dict[str, Any]:
+    """Return the results of a phase from the counts of each rank; `reads`, `saves`: of merged_time_line()."""
     running = max(each["running_ns"] for each in ranks) / 1e9
     nbytes = sum(each["bytes"] for each in ranks)
     samples = sum(each["samples"] for each in ranks)
@@ -43,7 +47,7 @@ def phase_results(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "epochs": [
             _epoch([each["epochs"][number] for each in ranks]) for number in range(len(ranks[0]["epochs"]))
         ],
-        "time_line": merged_time_line(ranks),
+        "time_line": merged_time_line(ranks, reads, saves),
     }
 
 
@@ -79,6 +83,19 @@ def _epoch(ranks: Sequence[tuple[int, int, int]]) -> dict[str, Any]:
     return {"steps": ranks[0][0], "utilization": _mean(shares)}
 
 
+def _reads_of(ranks: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    lanes = [each["reads_in_flight"] for each in ranks]
+    return None if None in lanes else [lane for each in lanes for lane in each]
+
+
+def _saves_of(ranks: Sequence[dict[str, Any]]) -> list[tuple[int, int]]:
+    """Return begin and end of each checkpoint: from the first rank that begins to the last one that ends."""
+    spans = [each["checkpoints"]["spans"] for each in ranks if each["checkpoints"] is not None]
+    return [
+        (min(begin for begin, _ in each), max(end for _, end in each)) for each in zip(*spans, strict=True)
+    ]
+
+
 def document_of(
     workload: Workload,
     ranks: Sequence[dict[str, Any]],
@@ -91,7 +108,8 @@ def document_of(
     emulator: results on the null device, None if this run was on it. device_gb_s: of a null device that takes
     time.
     """
-    results = phase_results([each["train"] for each in ranks])
+    reads, saves = _reads_of(ranks), _saves_of(ranks)
+    results = phase_results([each["train"] for each in ranks], reads, saves)
     evaluated = [each["evaluation"] for each in ranks if each["evaluation"] is not None]
     proof = emulator if emulator is not None else results
     late = _share(results["late_loop_seconds"], results["running_seconds"])
@@ -118,7 +136,7 @@ def document_of(
         "emulator": own,
         "bounded_by_emulator": (proof["utilization"] is not None and proof["utilization"] < ENOUGH)
         or late > 1 - ENOUGH,
-        "evaluation": phase_results(evaluated) if evaluated and evaluated[0]["steps"] else None,
+        "evaluation": phase_results(evaluated, reads, saves) if evaluated and evaluated[0]["steps"] else None,
         "checkpoints": None,
         "per_rank": [
             {

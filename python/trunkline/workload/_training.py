@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trunkline._core import ReadsInFlight
 from trunkline.data import Index
 from trunkline.workload._checkpoint_rank import CheckpointPlan, RankState
 from trunkline.workload._data_files import PartName, part_of
@@ -135,8 +136,15 @@ def train(job: Job, rank: Rank, report: Report) -> dict[str, Any]:
 
     Raises OSError if data cannot be read, Cancelled if another rank ended.
     """
-    workload, evaluation = job.workload, job.workload.evaluation
     begin = time.monotonic()
+    reads = None if job.directories is None else ReadsInFlight()
+    counts = _run_epochs(job, rank, report, begin)
+    # Once readers are closed: what they had in flight at the end counts, too.
+    return {**counts, "reads_in_flight": None if reads is None else reads.take()}
+
+
+def _run_epochs(job: Job, rank: Rank, report: Report, begin: float) -> dict[str, Any]:
+    workload, evaluation = job.workload, job.workload.evaluation
     with ExitStack() as held:
         training = held.enter_context(closing(make_phase(job, "train", rank)))
         validation = None
@@ -169,12 +177,15 @@ class _Saver:
     def __init__(self, saves: TrainingSaves, rank: Rank) -> None:
         self._state = RankState(saves.plan, rank)
         self._numbers = iter(saves.numbers)
-        self.counts: dict[str, Any] = {"bytes": self._state.nbytes, "saves": []}
+        self.counts: dict[str, Any] = {"bytes": self._state.nbytes, "saves": [], "spans": []}
 
     def save(self) -> None:
         """Save the next one."""
         number = next(self._numbers)
-        self.counts["saves"].append((number, *self._state.save(number)))
+        took, own = self._state.save(number)
+        end = time.monotonic_ns()  # of the same clock as time lines
+        self.counts["saves"].append((number, took, own))
+        self.counts["spans"].append((end - took, end))
 
     def close(self) -> None:
         """Leave the other ranks."""
