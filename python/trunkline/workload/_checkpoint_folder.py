@@ -1,4 +1,5 @@
-"""Where emulated checkpoints are: `DIR/checkpoints/checkpoint-000001` and so on.
+"""Where emulated checkpoints are: `DIR/checkpoints/checkpoint-000001` and so on, below the directories of the
+workload, or `DIR/checkpoint-000001` in a directory of their own.
 
 With several directories the shards are spread over `DIR/checkpoints/shards/checkpoint-000001` in each, and
 the first directory has links to them. `trunkline-workload.json` beside the checkpoints says what they are of,
@@ -13,13 +14,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trunkline._errors import Error, exception_of
 from trunkline._formats.dcp_names import manifest_name
+from trunkline._paths import absolute_path
+from trunkline.workload._data_files import PARTS, check_no_files, part_folders
 from trunkline.workload._descriptor import NAME, read_descriptor, write_descriptor
 from trunkline.workload._model_shape import ModelShape
 from trunkline.workload._room import require_room
+
+if TYPE_CHECKING:
+    from trunkline._types import Path as AnyPath
 
 _FOLDER = "checkpoints"
 _SHARDS = "shards"
@@ -30,12 +36,29 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d{6,})")
 class CheckpointFolder:
     """The checkpoints below the directories of a workload."""
 
-    places: tuple[Path, ...]  # `checkpoints` in each directory; the first one has the manifests
+    places: tuple[Path, ...]  # a folder on each disk; the first one has the manifests
 
     @classmethod
     def below(cls, directories: Sequence[Path]) -> "CheckpointFolder":
         """The folder in these directories, which need not exist."""
         return cls(tuple(directory / _FOLDER for directory in directories))
+
+    @classmethod
+    def at(cls, path: "AnyPath", data: Sequence[Path]) -> "CheckpointFolder":
+        """This directory, which need not exist. `data`: the directories of the data set.
+
+        Raises NotADirectoryError if it or a parent is a file, ValueError if its files would become part of
+        the data set.
+        """
+        place = Path(absolute_path(path, "checkpoint_directory"))
+        check_no_files([place, *place.parents], "checkpoint_directory")
+        for part in (folder for name in PARTS for folder in part_folders(name, data)):
+            if place.resolve().is_relative_to(part.resolve()):
+                raise ValueError(
+                    f"checkpoint_directory: {place} is in {part}, which has the samples of the data set; "
+                    "choose another directory"
+                )
+        return cls((place,))
 
     def path(self, number: int) -> Path:
         """The directory of a checkpoint."""

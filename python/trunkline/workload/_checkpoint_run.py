@@ -54,6 +54,7 @@ def ranked_shape(checkpoint: Checkpoint, ranks: int | None, scale_bytes: int | N
 def run_checkpoints(
     launcher: Launcher,
     workload: Workload,
+    folder: CheckpointFolder,
     directories: Sequence[Path],
     ranks: int | None,
     scale_bytes: int | None,
@@ -62,14 +63,14 @@ def run_checkpoints(
     """Save and restore as the workload says. Returns the document of the run.
 
     A run that ends early leaves the checkpoints that it completed, and nothing of the others. `remove`: also
-    removes those that it completed, at the end.
+    removes those that it completed, at the end. `directories`: for the document.
     """
     checkpoint = workload.checkpoint
     assert checkpoint is not None
     shape = ranked_shape(checkpoint, ranks, scale_bytes)
     count = ranks or shape.parallelism.ranks
     check_memory(workload, shape, launcher.per_machine(count))
-    with saving(launcher, workload, shape, count, directories, checkpoint.saves, remove) as saves:
+    with saving(launcher, workload, shape, count, folder, checkpoint.saves, remove) as saves:
         sources = saves.numbers or restorable(saves.plan.folder, saves.model, count)
         restores = islice(cycle(sources), checkpoint.restores)
         job = CheckpointJob(saves.plan, saves.numbers, tuple(restores), checkpoint.pause_seconds)
@@ -103,7 +104,7 @@ def saving(
     workload: Workload,
     shape: ModelShape,
     ranks: int,
-    directories: Sequence[Path],
+    folder: CheckpointFolder,
     count: int,
     remove: bool,
 ) -> Iterator[Saves]:
@@ -113,7 +114,6 @@ def saving(
     """
     assert workload.checkpoint is not None
     require_torch("checkpoints")
-    folder = CheckpointFolder.below(directories)
     with ExitStack() as held:
         made = hold(folder, held)
         try:

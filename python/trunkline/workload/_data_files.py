@@ -81,12 +81,12 @@ def directories_of(paths: "Iterable[AnyPath]") -> list[Path]:
     return directories
 
 
-def check_no_files(directories: Sequence[Path]) -> None:
-    """Raise NotADirectoryError for a directory that is a file."""
+def check_no_files(directories: Sequence[Path], argument: str = "directories") -> None:
+    """Raise NotADirectoryError, which names the argument, for a directory that is a file."""
     for each in directories:
         if each.exists() and not each.is_dir():
             raise exception_of(
-                "system", errno.ENOTDIR, f"directories: {each} is a file; name a directory", str(each)
+                "system", errno.ENOTDIR, f"{argument}: {each} is a file; name a directory", str(each)
             )
 
 

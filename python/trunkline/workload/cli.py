@@ -40,6 +40,7 @@ _OPTIONS = {
     "overrides": "--set",
     "directories": "--directories",
     "scale_bytes": "--scale",
+    "checkpoint_directory": "--checkpoint-dir",
     "remove": "--remove",
     "ranks": "--ranks",
     "device_gb_s": "--device-gb-s",
@@ -156,7 +157,7 @@ def _add_run(commands: "_Commands") -> Parser:
         "them, and the computation is a wait of the time that the workload declares. Before that, the same "
         "loop runs for up to a second without reading, to show that the emulator itself is fast enough. "
         "Checkpoints are saved and restored as trunkline.dcp does, in the folder `checkpoints` of the "
-        "directories. Inference answers queries, and logs them.",
+        "directories or in --checkpoint-dir. Inference answers queries, and logs them.",
     )
     _add_workload(parser)
     _add_data(parser, required=False)
@@ -172,6 +173,13 @@ def _add_run(commands: "_Commands") -> Parser:
         "--scale",
         metavar="SIZE",
         help='size of a checkpoint of all ranks, such as "10GB": the model is made smaller',
+    )
+    parser.add_argument(
+        "--checkpoint-dir",
+        metavar="DIR",
+        help="directory for the checkpoints of the job, for example on another disk; it must have no other "
+        "files (default: the folder `checkpoints` of --directories). For checkpoints alone, pass it instead "
+        "of --directories",
     )
     parser.add_argument(
         "--remove",
@@ -296,8 +304,7 @@ def _generate(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 
 def _run(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    if options.null_device == bool(options.data):
-        raise ValueError("pass either --directories DIR, the directory of the data set, or --null-device")
+    _check_places(options)
     if options.device_gb_s is not None and not options.null_device:
         raise ValueError("--device-gb-s has no effect without --null-device")
     launcher: Launcher = options.launcher
@@ -321,11 +328,22 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         device_gb_s=options.device_gb_s,
         scale_bytes=scale,
         remove=options.remove,
+        checkpoint_directory=options.checkpoint_dir,
     )
     text = text_of_checkpoints if workload.train is None else text_of
     if workload.inference is not None:
         text = text_of_inference
     return {**_head(options), **document, "ignored": _ignored(workload)}, text(document)
+
+
+def _check_places(options: argparse.Namespace) -> None:
+    """Raise ValueError unless it is clear where to read and to save."""
+    if options.null_device and options.checkpoint_dir is not None:
+        raise ValueError("--checkpoint-dir has no effect with --null-device: nothing is saved")
+    if options.null_device and options.data:
+        raise ValueError("pass either --directories DIR, the directory of the data set, or --null-device")
+    if not (options.null_device or options.data or options.checkpoint_dir is not None):
+        raise ValueError("pass either --directories DIR, the directory of the data set, or --null-device")
 
 
 def _warn_of_files(options: argparse.Namespace, workload: Workload) -> None:
