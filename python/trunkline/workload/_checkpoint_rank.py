@@ -43,6 +43,10 @@ class RankState:
         """Allocate the tensors, and meet the other ranks."""
         import torch
 
+        # This import takes seconds, for which a training would stop at its first save.
+        from trunkline.workload._timed_storage import timed_restore, timed_save
+
+        self._timed_save, self._timed_restore = timed_save, timed_restore
         self._plan = plan
         self._rank = rank
         dtypes = _torch_dtypes()
@@ -62,26 +66,23 @@ class RankState:
 
     def save(self, number: int) -> tuple[int, int]:
         """Save as that checkpoint; return the nanoseconds of the whole save, and those of own writing."""
-        from trunkline.workload._timed_storage import timed_save
-
         for index, tensor in enumerate(self._tensors.values()):
             self._pattern.fill(_bytes(tensor), number, self._rank.number, index)
         plan, folder = self._plan, self._plan.folder
         with self._together() as alone:
-            return timed_save(self._tensors, folder.path(number), folder.volumes(number), plan.durable, alone)
+            place, volumes = folder.path(number), folder.volumes(number)
+            return self._timed_save(self._tensors, place, volumes, plan.durable, alone)
 
     def restore(self, number: int) -> tuple[int, int]:
         """Restore that checkpoint, and compare every byte; return nanoseconds as save() does, of reading.
 
         Raises Corrupt if a byte differs from what was saved.
         """
-        from trunkline.workload._timed_storage import timed_restore
-
         for tensor in self._tensors.values():
             tensor.zero_()
         path = self._plan.folder.path(number)
         with self._together() as alone:
-            times = timed_restore(self._tensors, path, alone)
+            times = self._timed_restore(self._tensors, path, alone)
         for index, (name, tensor) in enumerate(self._tensors.items()):
             at = self._pattern.first_difference(_bytes(tensor), number, self._rank.number, index)
             if at is not None:
