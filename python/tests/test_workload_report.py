@@ -236,6 +236,8 @@ def test_a_page_shows_reads_in_flight_and_checkpoints(tmp_path: Path) -> None:
         assert float(last[0]) == pytest.approx(400, abs=0.2)
         assert float(last[0]) + float(last[1]) == pytest.approx(736, abs=0.2)
     assert text.count("Checkpoints were saved in the shaded times.") == 1
+    # On a narrow screen, tables with long rows are scrolled, not the page.
+    assert text.count("<table") - text.count('<div class="wide"><table') == 1  # the summary
 
 
 def test_results_of_earlier_versions_have_a_page(tmp_path: Path) -> None:

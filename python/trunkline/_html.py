@@ -14,9 +14,11 @@ body { font: 15px/1.5 system-ui, sans-serif; color: #1d2329 }
 body { max-width: 62rem; margin: 2.5rem auto; padding: 0 1rem }
 h1 { font-size: 1.6rem; margin-bottom: 0 } h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem }
 p.lead { color: #57606a; margin-top: .2rem }
-figure { margin: 0 } figure svg { max-width: 100%; height: auto }
+figure { margin: 0 0 1.2rem; overflow-x: auto } figure svg { max-width: 100%; height: auto }
+@media (max-width: 40rem) { figure svg { max-width: none; width: 38rem } }
 figcaption { color: #57606a; font-size: .87rem }
-.pair { display: flex; flex-wrap: wrap; gap: 1.5rem } .pair > figure { flex: 1 1 26rem; min-width: 0 }
+.pair { display: flex; flex-wrap: wrap; gap: 1.5rem }
+.pair > figure { flex: 1 1 26rem; min-width: 0; margin: 0 }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem }
 th, td { text-align: right; padding: .28rem .7rem; border-bottom: 1px solid #dfe3e8; vertical-align: top }
@@ -38,6 +40,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") 
         lines.append("<tr>" + "".join(f"<th>{cell}</th>" for cell in header) + "</tr>")
     lines += ["<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows]
     return "\n".join([*lines, "</table>"])
+
+
+def wide(content: str) -> str:
+    """Return a table that is scrolled by itself where the page is narrower."""
+    return f'<div class="wide">{content}</div>'
 
 
 def figure(svg: str, caption: str) -> str:

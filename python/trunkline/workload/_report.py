@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trunkline._html import escaped, figure, page, table, write_page
+from trunkline._html import escaped, figure, page, table, wide, write_page
 from trunkline._paths import path_name
 from trunkline._readable import duration, percent
 from trunkline._svg import Axis, Chart, Series, axis
@@ -86,7 +86,7 @@ def _steps(results: Mapping[str, Any]) -> list[str]:
         [label, *(duration(results[key][name]) for name in names)]
         for key, label in (("step_seconds", "time of a step"), ("wait_seconds", "wait before a step"))
     ]
-    parts = [table(["", *names], rows)]
+    parts = [wide(table(["", *names], rows))]
     for key, label, colour in (
         ("step_histogram_ns", "Time of a step", _BLUE),
         ("wait_histogram_ns", "Wait before a step", _ORANGE),
@@ -134,11 +134,11 @@ def _epochs(epochs: Sequence[Mapping[str, Any]]) -> str:
         [str(number), str(each["steps"]), percent(each["utilization"])]
         for number, each in enumerate(epochs, 1)
     ]
-    return table(["epoch", "steps", "utilization without the first steps"], rows)
+    return wide(table(["epoch", "steps", "utilization without the first steps"], rows))
 
 
 def _parameters(results: Mapping[str, Any]) -> str:
     rows = [("workload file", escaped(results["source"]))]
     parameters = results["parameters"].items()
     rows += [(escaped(key), escaped(value)) for key, value in parameters if value is not None]
-    return table([], rows, "facts")
+    return wide(table([], rows, "facts"))
