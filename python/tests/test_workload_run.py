@@ -432,7 +432,14 @@ def test_utilization_by_the_rule_and_by_the_code() -> None:
 
 def document(**changes: Any) -> dict[str, Any]:
     """The document of a run on one rank with these counts."""
-    rank = {"train": counts(**changes), "evaluation": None, "open_seconds": 0, "wall_seconds": 1}
+    rank = {
+        "train": counts(**changes),
+        "evaluation": None,
+        "checkpoints": None,
+        "reads_in_flight": [],
+        "open_seconds": 0,
+        "wall_seconds": 1,
+    }
     proof = {"utilization": 1.0, "steps": 3, "loop_cpu_seconds": 0.1, "running_seconds": 1}
     return document_of(workload(metric__au=0.5), [rank], proof, ["/data"])
 
@@ -479,6 +486,8 @@ def test_a_bound_of_the_emulator_is_said() -> None:
         rank = {
             "train": counts(late_loop_ns=late_ns),
             "evaluation": None,
+            "checkpoints": None,
+            "reads_in_flight": [],
             "open_seconds": 0,
             "wall_seconds": 1,
         }
