@@ -5,12 +5,14 @@ SGLang has an environment of its own (scripts/sglang_environment.py), since it n
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,26 @@ MORE_MODELS = pytest.mark.skipif(
     reason="takes minutes: TRUNKLINE_TEST_SGLANG=all starts SGLang with more models",
 )
 HERE = Path(__file__).resolve().parent
+SHARED_MEMORY = Path("/dev/shm")
 SECONDS = 600.0  # for an engine to start and answer on a busy machine; it takes 15
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_leftovers() -> Iterator[None]:
+    """SGLang ends its processes by SIGKILL, which leaves their shared memory: 24 MiB for each."""
+    before = shared_memory_of_sglang()
+    yield
+    mapped = ""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            mapped += maps.read_text("utf-8", "replace")
+    for path in shared_memory_of_sglang() - before:
+        if str(path) not in mapped:
+            path.unlink(missing_ok=True)
+
+
+def shared_memory_of_sglang() -> set[Path]:
+    return {*SHARED_MEMORY.glob("sgl_shm_mq_*"), *SHARED_MEMORY.glob("sglang_loads_*")}
 
 
 @pytest.fixture(scope="session")
