@@ -20,7 +20,7 @@ from support_dcp import numbers, save, shards
 import trunkline as tl
 from trunkline._checkpoint_tools import cli, dcp_directory
 from trunkline._checkpoint_tools.dcp_directory import collect
-from trunkline.dcp import _checkpointer
+from trunkline.dcp import StorageWriter, _checkpointer
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -98,6 +98,23 @@ def test_a_step_that_another_process_removes_while_it_is_loaded(
     shard.unlink()
     with pytest.raises(tl.Corrupt):
         loaded(reader)
+
+
+def test_the_directory_is_moved_while_it_is_saved_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tl.dcp.Checkpointer(tmp_path / "run")
+    run.save(1, state(1))
+    real = StorageWriter.write_data
+
+    def moved(*arguments: Any) -> Any:
+        (tmp_path / "run").rename(tmp_path / "moved")
+        (tmp_path / "run").mkdir()
+        return real(*arguments)
+
+    monkeypatch.setattr(StorageWriter, "write_data", moved)
+    handle = run.async_save(2, state(2))
+    with pytest.raises(tl.FileNotFoundError, match="step-00000002 was moved or removed while it was written"):
+        handle.result()
+    assert loaded(tl.dcp.Checkpointer(tmp_path / "moved")) == 1
 
 
 @pytest.mark.parametrize("moment", ["manifest", "shards"])

@@ -351,6 +351,15 @@ class Checkpointer:
         except BaseException as error:
             _log.info("%s: step %d is not saved: %s", self._path, step, error)
             self._note_committed(step, save_id)
+            folder = self._path / step_name(step)
+            if isinstance(error, FileNotFoundError) and not folder.is_dir():
+                raise exception_of(
+                    "system",
+                    errno.ENOENT,
+                    f"{folder} was moved or removed while it was written: step {step} is not saved. Earlier "
+                    f"checkpoints are where {self._path} is now, and can be loaded from there",
+                    str(folder),
+                ) from error
             raise
         if self._ranks.rank == 0:
             try:
