@@ -10,12 +10,13 @@ from torch import nn
 
 from trunkline._core import WeightStream
 from trunkline._errors import Corrupt, Unsupported
-from trunkline._streaming.layers import Unit, Weight
+from trunkline._streaming.layers import QuantisedWeight, Unit, Weight
 from trunkline._streaming.offloaded import OffloadedWeight
+from trunkline._streaming.scratch import Scratch
 
 
 class WeightView(NamedTuple):
-    """Where a weight begins in the memory of its unit, in bytes, and what it is."""
+    """Where a stored tensor begins in the memory of its unit, in bytes, and what it is."""
 
     offset: int
     dtype: torch.dtype
@@ -32,13 +33,16 @@ class UnitMemory:
         gpu_memory: torch.Tensor | None = None,
         *,
         may_require_gradients: bool = True,
+        scratch: Scratch | None = None,
     ) -> None:
         """`remedy`: what to do about weights that were changed.
 
         `gpu_memory`: what the stream takes the units' memory from, if that is on a GPU.
         `may_require_gradients`: whether those of the stock model do, which decides how torch rounds.
+        `scratch`: for quantised weights.
         """
         self.stream = stream
+        self.scratch = scratch
         self.may_require_gradients = may_require_gradients
         self.device = torch.device("cpu") if gpu_memory is None else gpu_memory.device
         self._remedy = remedy
@@ -71,12 +75,11 @@ class UnitMemory:
             else:
                 self.stream.release(index)
 
-    def parameter(self, tensor: int, begin: int, view: WeightView, trainable: bool) -> nn.Parameter:
-        """Return a weight of the unit that begins there."""
+    def view(self, tensor: int, begin: int, view: WeightView) -> torch.Tensor:
+        """Return a stored tensor of the unit that begins there."""
         at = begin + view.offset
         nbytes = view.dtype.itemsize * torch.Size(view.shape).numel()
-        data = self.tensors[tensor][at : at + nbytes].view(view.dtype).reshape(view.shape)
-        return nn.Parameter(data, requires_grad=trainable and view.dtype.is_floating_point)
+        return self.tensors[tensor][at : at + nbytes].view(view.dtype).reshape(view.shape)
 
 
 @contextmanager
@@ -89,12 +92,14 @@ def advised(remedy: str) -> Iterator[None]:
         raise
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Weight:
     parameters: dict[str, Any]  # of the module it belongs to
     name: str  # in them
     offloaded: OffloadedWeight
-    view: WeightView
+    views: Sequence[WeightView]  # of its stored tensors
+    quantised: QuantisedWeight | None
+    scratch_begin: int  # of its dequantised values, if it is quantised
 
 
 class BoundUnit:
@@ -105,19 +110,17 @@ class BoundUnit:
     """
 
     def __init__(self, index: int, unit: Unit, views: Sequence[WeightView], memory: UnitMemory) -> None:
-        """`index`: of the unit in the stream. `views`: of its weights, in their order."""
+        """`index`: of the unit in the stream. `views`: of its tensors, in their order."""
         self.index = index
         self.layer = unit.layer
         self.acquired = False  # or may be, after an interrupt
         self._memory = memory
         self._part_count = len(unit.parts)
-        weights = [(part.module, weight) for part in unit.parts for weight in part.weights]
-        self._weights = [
-            _Weight(module._parameters, weight.name, _offload(module, weight, memory.device), view)
-            for (module, weight), view in zip(weights, views, strict=True)
-        ]
+        self._weights = _offloaded(unit, views, memory.device)
+        self._quantised = [weight for weight in self._weights if weight.quantised is not None]
         # By where the unit is, and whether they require gradients: slots are reused in each pass.
         self._parameters: dict[tuple[int, int, bool], list[nn.Parameter]] = {}
+        self._place = (0, 0, False)  # the key of the parameters that the modules have
         self._finished: set[int] | None = None  # modules that have run; None: the unit is not bound
         self._acquirer: int | None = None  # the module for which it was acquired
 
@@ -135,14 +138,64 @@ class BoundUnit:
         # Parameters require gradients as in a stock model: torch computes some products in another order, and
         # rounds otherwise, for weights that could have gradients.
         trainable = self._memory.may_require_gradients and not torch.is_grad_enabled()
-        parameters = self._parameters.get((tensor, begin, trainable))
-        if parameters is None:
-            parameters = self._parameters[tensor, begin, trainable] = [
-                self._memory.parameter(tensor, begin, weight.view, trainable) for weight in self._weights
+        self._place = (tensor, begin, trainable)
+        if self._place not in self._parameters:
+            self._parameters[self._place] = [
+                nn.Parameter(data, requires_grad=trainable and data.dtype.is_floating_point)
+                for data in map(self._data, self._weights)
             ]
+        try:
+            self._dequantise()
+        except BaseException:
+            self.release()
+            raise
         self._finished = set()
-        for weight, parameter in zip(self._weights, parameters, strict=True):
-            weight.parameters[weight.name] = parameter
+        self._set_parameters(self._weights)
+        self._own_scratch()
+
+    def renew(self) -> None:
+        """Dequantise the weights again, if those of another unit have replaced them since bind()."""
+        scratch = self._memory.scratch
+        if self._quantised and scratch is not None and scratch.owner is not self:
+            self._dequantise()
+            self._set_parameters(self._quantised)
+            self._own_scratch()
+
+    def lose_scratch(self) -> None:
+        """Put the offloaded weights back in place of those that are dequantised."""
+        for weight in self._quantised:
+            weight.parameters[weight.name] = weight.offloaded
+
+    def _own_scratch(self) -> None:
+        if self._quantised and self._memory.scratch is not None:
+            self._memory.scratch.owner = self
+
+    def _dequantise(self) -> None:
+        scratch = self._memory.scratch
+        if not self._quantised or scratch is None:
+            return
+        scratch.take()
+        tensor, begin, _ = self._place
+        for weight in self._quantised:
+            assert weight.quantised is not None
+            stored = [self._memory.view(tensor, begin, view) for view in weight.views]
+            weight.quantised.dequantise(stored, self._data(weight))
+
+    def _data(self, weight: _Weight) -> torch.Tensor:
+        """Return the memory in which a weight is used."""
+        if weight.quantised is None:
+            tensor, begin, _ = self._place
+            return self._memory.view(tensor, begin, weight.views[0])
+        assert self._memory.scratch is not None
+        return self._memory.scratch.view(
+            weight.scratch_begin, weight.offloaded.dtype, tuple(weight.offloaded.shape)
+        )
+
+    def _set_parameters(self, weights: Sequence[_Weight]) -> None:
+        made = self._parameters[self._place]
+        for weight, parameter in zip(self._weights, made, strict=True):
+            if weight in weights:
+                weight.parameters[weight.name] = parameter
 
     def finish(self, module: nn.Module) -> None:
         """Note that one of its modules has run."""
@@ -162,6 +215,8 @@ class BoundUnit:
         for weight in self._weights:
             weight.parameters[weight.name] = weight.offloaded
         self._finished = None
+        if self._memory.scratch is not None:
+            self._memory.scratch.release(self)
         self._memory.release(self.index)
         self.acquired = False
 
@@ -173,6 +228,23 @@ class BoundUnit:
                     f"cannot run the model: {weight.offloaded.path} was replaced, which streamed weights do "
                     "not support; to replace weights, load the model with transformers",
                 )
+
+
+def _offloaded(unit: Unit, views: Sequence[WeightView], device: torch.device) -> list[_Weight]:
+    """Replace the unit's weights in their modules, and return them. `views`: of its tensors."""
+    made: list[_Weight] = []
+    at = scratch = 0
+    for part in unit.parts:
+        for weight in part.weights:
+            count = len(weight.tensors)
+            absent = _offload(part.module, weight, device)
+            of_weight = views[at : at + count]
+            made.append(
+                _Weight(part.module._parameters, weight.name, absent, of_weight, weight.quantised, scratch)
+            )
+            at += count
+            scratch += weight.scratch_bytes
+    return made
 
 
 def _offload(module: nn.Module, weight: Weight, device: torch.device) -> OffloadedWeight:

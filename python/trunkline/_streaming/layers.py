@@ -1,13 +1,15 @@
 """The decoder layers of a model, and how their weights are grouped into units."""
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
 from trunkline._errors import Unsupported
 from trunkline._streaming.roofline import max_unit_bytes
+from trunkline._streaming.stored import TENSOR_ALIGNMENT
 
 # Weights smaller than this share of their layer stay in memory: norms, biases, routers. So do convolutions of
 # single channels, of any size.
@@ -18,13 +20,41 @@ _MIN_DIMENSIONS = 2
 UNIT_BYTES = 16 << 20
 
 
+@dataclass(frozen=True)
+class QuantisedWeight:
+    """How a weight is stored that is dequantised at each use.
+
+    `tensors`: the names of those that are stored. `dequantise`: called with them and the tensor to write to.
+    `dequantised_bytes`: the size of that.
+    """
+
+    tensors: tuple[str, ...]
+    dequantise: Callable[[Sequence[torch.Tensor], torch.Tensor], None]
+    dequantised_bytes: int
+
+
 @dataclass
 class Weight:
-    """A parameter that is streamed: `name` in its module, `path` in the model's state."""
+    """A parameter that is streamed: `name` in its module, `path` in the model's state.
+
+    `nbytes`: as it is stored. `quantised`: None if it is used as it is stored.
+    """
 
     path: str
     name: str
     nbytes: int
+    quantised: QuantisedWeight | None = None
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The names of the tensors that are stored."""
+        return (self.path,) if self.quantised is None else self.quantised.tensors
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory for its dequantised values; 0 if it is used as it is stored."""
+        nbytes = 0 if self.quantised is None else self.quantised.dequantised_bytes
+        return nbytes + -nbytes % TENSOR_ALIGNMENT
 
 
 @dataclass
@@ -55,7 +85,17 @@ class Unit:
     @property
     def max_bytes(self) -> int:
         """The most memory that it can need, whatever the offsets of its weights in the files."""
-        return max_unit_bytes(self.nbytes, len(self.weights))
+        return max_unit_bytes(self.nbytes, len(self.tensors))
+
+    @property
+    def tensors(self) -> list[str]:
+        """The names of the tensors that are stored, in their order."""
+        return [name for weight in self.weights for name in weight.tensors]
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory for the dequantised values of its quantised weights."""
+        return sum(weight.scratch_bytes for weight in self.weights)
 
     @property
     def weights(self) -> list[Weight]:

@@ -41,11 +41,13 @@ class Sizes:
     unit_weights: tuple[int, ...] = ()  # how many weights each unit holds; (): one each
     experts: tuple[ExpertSizes, ...] = ()
     prompt_bytes: int = 0  # of those that stay: used only by the prompt, such as a vision tower
+    scratch_bytes: int = 0  # of those that stay: memory for dequantised weights, besides the weights
+    expanded_bytes: int = 0  # by how much quantised weights are larger once they are dequantised
 
     @property
     def dense_bytes(self) -> int:
         """Bytes of all weights but routed experts."""
-        return self.resident_bytes + sum(self.unit_bytes)
+        return self.resident_bytes - self.scratch_bytes + sum(self.unit_bytes)
 
     @property
     def weight_bytes(self) -> int:
@@ -54,8 +56,8 @@ class Sizes:
 
     @property
     def active_bytes(self) -> int:
-        """Bytes of the weights that a generated token uses."""
-        dense = self.dense_bytes - self.prompt_bytes
+        """Bytes of the weights that a generated token uses, as it computes with them."""
+        dense = self.dense_bytes - self.prompt_bytes + self.expanded_bytes
         return dense + sum(each.per_token * each.expert_bytes for each in self.experts)
 
     @property

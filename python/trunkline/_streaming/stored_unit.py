@@ -10,7 +10,7 @@ from trunkline._streaming.stored import FileTensor, StreamUnit
 
 @dataclass(frozen=True)
 class StoredUnit:
-    """A unit, its description for WeightStream, and the offset of each of its weights in memory, in order."""
+    """A unit, its description for WeightStream, and the offset of each of its tensors in memory, in order."""
 
     unit: Unit
     described: StreamUnit
@@ -20,8 +20,8 @@ class StoredUnit:
     def of(cls, unit: Unit, places: dict[str, FileTensor]) -> "StoredUnit":
         """Lay the unit out so that it is read from the file without a copy, where that is possible."""
         offsets, at = [], 0
-        for weight in unit.weights:
-            stored = places[weight.path]
+        for tensor in unit.tensors:
+            stored = places[tensor]
             at = stored.next_begin(at)
             offsets.append((at, stored))
             at += stored.nbytes
@@ -37,7 +37,7 @@ class StoredUnit:
         return self.described[1]
 
     def views(self, on_gpu: bool) -> list[WeightView]:
-        """Return the weights' offsets in the memory they are used in, their dtypes and shapes."""
+        """Return the tensors' offsets in the memory they are used in, their dtypes and shapes."""
         begins = _core.device_layout(self.described) if on_gpu else [at for at, _ in self.offsets]
         return [
             WeightView(begin, stored.dtype, stored.shape)

@@ -40,7 +40,7 @@ class WeightHooks:
         views: Sequence[Sequence[WeightView]],
         memory: UnitMemory,
     ) -> None:
-        """`views`: of the weights of each unit, in their order."""
+        """`views`: of the tensors of each unit, in their order."""
         self._memory = memory
         self._units = [
             BoundUnit(index, unit, of_unit, memory)
@@ -68,7 +68,9 @@ class WeightHooks:
         def hook(module: nn.Module, arguments: Any, named: Any) -> None:
             if torch.is_grad_enabled() and _requires_grad((arguments, named)):
                 raise Unsupported(None, _NO_GRADIENTS)
-            if not unit.is_bound:
+            if unit.is_bound:
+                unit.renew()
+            else:
                 unit.bind(module)
                 self._order.append(unit.index)
 
