@@ -46,12 +46,14 @@ def plan(
     cache_dir: "Path | None" = None,
     subfolder: str = "",
     text_only: bool = False,
+    keep: str = "dequantised",
 ) -> dict[str, Any]:
     """Predict how fast a model of trunkline.transformers.from_pretrained generates; needs no weights.
 
     `model_dir`: a folder with the config.json of a model, or the name of a model in the Hugging Face cache
-    (`revision`, `cache_dir`, `subfolder`, `text_only`: as for from_pretrained). `batch_size`: rows that are
-    generated at once. `memory_budget`, `host_memory`, `dtype`: as for from_pretrained. `bandwidth`: of the
+    (`revision`, `cache_dir`, `subfolder`, `text_only`, `keep`: as for from_pretrained; "quantised" needs the
+    files of the weights, and does not count the time to dequantise). `batch_size`: rows that are generated at
+    once. `memory_budget`, `host_memory`, `dtype`: as for from_pretrained. `bandwidth`: of the
     storage, in bytes per second (a number, or a str such as "6.8GB"); None measures it by reading the largest
     files of `volumes`, or else of `model_dir`. `flops`: operations per second that the machine computes; None
     measures how long multiplications take.
@@ -100,7 +102,7 @@ def plan(
     config = f"{subfolder}/config.json" if subfolder else "config.json"
     found = find_model(model_dir, revision=revision, cache_dir=cache_dir, subfolder=subfolder, needed=config)
     folder = found.path
-    sizes, routed, model_dtype, name = _sizes_of_model(found, dtype, text_only)
+    sizes, routed, model_dtype, name = _sizes_of_model(found, dtype, text_only, keep, target)
     trace = None if routing_trace is None else _cache_sizes(routing_trace, routed, name, batch_size)
     budget = budget_argument(memory_budget, target)
     bytes_per_second = _storage_bandwidth(bandwidth, volumes, folder)
@@ -117,7 +119,7 @@ def plan(
         "device": str(target),
         "model": name,
         "weight_bytes": sizes.weight_bytes,
-        "pack": planned_pack(found, dtype, sizes.weight_bytes, text_only),
+        "pack": planned_pack(found, dtype, sizes.weight_bytes, text_only, keep),
         "least_budget": least,
         "memory_budget": budget,
         "least_resident_bytes": sizes.resident_bytes,
@@ -130,7 +132,7 @@ def plan(
         ],
         "memory": [
             {"memory_budget": memory, **rate}
-            for memory in _budgets(least, budget, sizes.weight_bytes)
+            for memory in _budgets(least, budget, sizes.weight_bytes + sizes.scratch_bytes)
             if (rate := predictor.possible_rate(memory, bytes_per_second, batch_size)) is not None
         ],
         "disks": [
@@ -171,7 +173,8 @@ class _CpuPredictor:
         """Return the bytes that stay in memory, and those that each step streams."""
         sizes = self.sizes(budget)
         streamed = rooflines.streamed_bytes(sizes, budget)
-        return {"resident_bytes": sizes.dense_bytes - streamed, "streamed_bytes": streamed}
+        resident = sizes.dense_bytes + sizes.scratch_bytes - streamed
+        return {"resident_bytes": resident, "streamed_bytes": streamed}
 
     def rate(self, budget: int, bandwidth: float, rows: int) -> dict[str, Any]:
         """Return the predicted speed."""
@@ -379,10 +382,15 @@ def _bandwidth_argument(bandwidth: float | str, name: str) -> float:
 
 
 def _sizes_of_model(
-    found: "ModelFolder", dtype: torch.dtype | str | None, text_only: bool
+    found: "ModelFolder", dtype: torch.dtype | str | None, text_only: bool, keep: str, device: torch.device
 ) -> tuple[Sizes, Sizes | None, torch.dtype, str]:
     from trunkline.transformers.hub import add_download
+    from trunkline.transformers.planned_pack import stored_sizes
 
+    stored = stored_sizes(found, dtype, text_only, keep, device)
+    if stored is not None:
+        whole, routed, model = stored
+        return whole, routed, model.dtype, _title(model, found.name or str(found.path))
     try:
         return sizes_of(found.path, dtype, found.name, text_only)
     except FileNotFoundError as error:
@@ -404,7 +412,11 @@ def sizes_of(
     _, whole, routed = divide(model)
     sizes = [None if each is None else each.sizes(model.config) for each in (whole, routed)]
     assert sizes[0] is not None
-    return sizes[0], sizes[1], model.dtype, f"{type(model).__name__} ({FilePath(name or folder).name})"
+    return sizes[0], sizes[1], model.dtype, _title(model, name or str(folder))
+
+
+def _title(model: Any, name: str) -> str:
+    return f"{type(model).__name__} ({FilePath(name).name})"
 
 
 def computing_at(flops: float, bytes_per_weight: int) -> Compute:

@@ -27,6 +27,7 @@ _OPTIONS = {
     "volumes": "--volumes",
     "flops": "--flops",
     "text_only": "--text-only",
+    "keep": "--keep",
     "routing_trace": "--trace",
 }  # by the arguments of plan() and pack()
 
@@ -60,6 +61,13 @@ def make_parser() -> Parser:
             "--text-only",
             action="store_true",
             help="without what reads images or sound, as with text_only=True of from_pretrained",
+        )
+        each.add_argument(
+            "--keep",
+            choices=("quantised", "dequantised"),
+            default="dequantised",
+            help="in which form quantised weights are streamed, as with keep= of from_pretrained (default: "
+            "dequantised)",
         )
         each.add_argument("--json", action="store_true", help="print one JSON document")
     return parser
@@ -194,6 +202,7 @@ def _pack(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         dtype=options.dtype,
         revision=options.revision,
         text_only=options.text_only,
+        keep=options.keep,
     )
     where = f"{_gb(document['bytes'])} in {', '.join(document['directories'])}"
     return document, f"{'packed' if document['made'] else 'exists already'}: {where}"
@@ -252,6 +261,7 @@ def _plan(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         routing_trace=options.trace,
         revision=options.revision,
         text_only=options.text_only,
+        keep=options.keep,
     )
     if options.plot is not None:
         write_plot(document, options.plot)

@@ -30,6 +30,7 @@ from trunkline._streaming.location import PackLocation
 from trunkline._streaming.manifest import SourceFile
 from trunkline._streaming.memory import machine_memory
 from trunkline._streaming.offloaded import OffloadedWeight, StateGuard
+from trunkline._streaming.scratch import Scratch
 from trunkline._streaming.stored import FileTensor
 from trunkline._streaming.streaming import Streaming, streaming_of
 from trunkline._streaming.weight_hooks import MatchStockMatmul, WeightHooks
@@ -79,6 +80,7 @@ def from_pretrained(
     config: Any = None,
     device_map: Any = None,
     text_only: bool = False,
+    keep: str = "dequantised",
     routing_trace: "Path | None" = None,
     **options: Any,
 ) -> Any:
@@ -110,6 +112,12 @@ def from_pretrained(
     vision towers and encoders stay in memory. `text_only`: load only the causal language model
     (AutoModelForCausalLM), where transformers has one.
 
+    `keep`: "dequantised" writes the weights of a checkpoint with fp8 or mxfp4 weights into a pack of the
+    model's dtype, once, and reads that in each pass; "quantised" reads the stored bytes, and dequantises each
+    unit as it is used, with the same result. That reads a half or a quarter, and computes more; it is for
+    fp8 weights of dense models on the CPU. The budget then bounds also the memory that they are dequantised
+    into, and `unit_bytes` counts dequantised bytes. Checkpoints that are not quantised are the same for both.
+
     `routing_trace`: a file that records which experts of a mixture of experts each step uses, for
     trunkline.stream.plan (None: the one that TRUNKLINE_ROUTING_TRACE in the environment names, if it is set).
     An earlier trace of that name is replaced, any other file is not (FileExistsError).
@@ -119,15 +127,15 @@ def from_pretrained(
     attributes of the config. What streaming cannot honour, such as quantization_config, is rejected with the
     reason.
 
-    Raises OutOfBudget, which names the least budget; Unsupported for quantised weights, other devices, models
-    that do not generate text, and options that cannot be honoured; TypeError for unknown options;
+    Raises OutOfBudget, which names the least budget; Unsupported for other quantised weights, other devices,
+    models that do not generate text, and options that cannot be honoured; TypeError for unknown options;
     FileNotFoundError for a name that is not in the cache; Format for a folder that is not such a checkpoint;
     Error (ENOSPC) where there is no room for the pack. generate() raises errors of the storage (the model
     works again once their cause is gone), and Corrupt for weights that were changed on disk. One thread at a
     time may use the model, and it cannot be trained.
     """
     dtype = dtype_option(dtype, options)
-    making = model_options(options, config, _PARAMETERS, text_only)
+    making = model_options(options, config, _PARAMETERS, text_only, keep)
     found = find_model(model_dir, revision=revision, cache_dir=cache_dir, subfolder=subfolder)
     memory = memory_arguments(device_option(device, device_map), memory_budget, host_memory, found.path)
     wanted = WantedPack.of(pack, location_argument(found.path, pack_dir, volumes))
@@ -249,6 +257,7 @@ def _load(checkpoint: Checkpoint, memory: Memory, wanted: WantedPack, making: Mo
     streaming = Streaming(None, None, sum(tensor.nbytes for tensor in kept), 0, source, plan.gpu_slots_bytes)
     if plan.streamed:
         _stream(streaming, checkpoint.layers, plan, weights.streamed, memory, remedy)
+        streaming.resident_bytes += plan.scratch_bytes
     if plan.experts is not None:
         _route(streaming, checkpoint.model, plan.experts, weights)
         streaming.expert_bytes = sum(each.nbytes for each in plan.experts.experts)
@@ -377,7 +386,8 @@ def _stream(
     )
     views = [each.views(memory.on_gpu) for each in passing]
     streaming.stream = stream
-    unit_memory = UnitMemory(stream, remedy, slots)
+    scratch = Scratch(plan.scratch_bytes, memory.device) if plan.scratch_bytes else None
+    unit_memory = UnitMemory(stream, remedy, slots, scratch=scratch)
     streaming.hooks = WeightHooks(layers, [each.unit for each in passing], views, unit_memory)
     # On a GPU all of them are copied in each pass, also those that stay in main memory.
     stays = [False] * len(passing) if memory.on_gpu else stream.placement["resident"]

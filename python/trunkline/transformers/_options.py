@@ -97,6 +97,7 @@ class ModelOptions:
     experts_implementation: Any = None
     generation_config: Any = None
     text_only: bool = False
+    keeps_quantised: bool = False  # whether quantised weights are streamed as they are stored
     known: tuple[str, ...] = ()  # the arguments of the function called, for errors
 
     @property
@@ -109,7 +110,11 @@ class ModelOptions:
 
 
 def model_options(
-    options: dict[str, Any], config: Any, known: tuple[str, ...] = (), text_only: bool = False
+    options: dict[str, Any],
+    config: Any,
+    known: tuple[str, ...] = (),
+    text_only: bool = False,
+    keep: str = "dequantised",
 ) -> ModelOptions:
     """Resolve the arguments; Unsupported, with the reason, for those that streaming cannot honour.
 
@@ -124,7 +129,21 @@ def model_options(
         changes.pop(name, None)
     accepted = {name: changes.pop(name, None) for name in _ACCEPTED}
     accepted["trust_remote_code"] = bool(accepted["trust_remote_code"])
-    return ModelOptions(config, MappingProxyType(changes), text_only=text_only, known=known, **accepted)
+    return ModelOptions(
+        config,
+        MappingProxyType(changes),
+        text_only=text_only,
+        keeps_quantised=keeps_quantised(keep),
+        known=known,
+        **accepted,
+    )
+
+
+def keeps_quantised(keep: object) -> bool:
+    """Return whether the argument `keep` is "quantised". Raises ValueError unless it is one of its values."""
+    if keep not in ("quantised", "dequantised"):
+        raise ValueError(f'keep: must be "quantised" or "dequantised", not {keep!r}')
+    return keep == "quantised"
 
 
 def check_text_only(text_only: object) -> None:

@@ -288,17 +288,18 @@ def pack(
     cache_dir: "Path | None" = None,
     subfolder: str = "",
     text_only: bool = False,
+    keep: str = "dequantised",
 ) -> dict[str, Any]:
     """Make the pack of a Hugging Face folder in one directory, or striped over several, unless it exists.
 
     `directories`: None is where from_pretrained looks for it by default. Otherwise that finds it if called
     with the same directory as `pack_dir`, or directories as `volumes`. `dtype`, `revision`, `cache_dir`,
-    `subfolder` and `text_only` are those of from_pretrained. Returns what `trunkline pack --json` prints.
-    Raises as from_pretrained does.
+    `subfolder`, `text_only` and `keep` are those of from_pretrained. Returns what `trunkline pack --json`
+    prints. Raises as from_pretrained does.
     """
     found = find_model(model_dir, revision=revision, cache_dir=cache_dir, subfolder=subfolder)
     location = None if directories is None else location_argument(found.path, None, directories)
-    checkpoint = read_checkpoint(found, dtype, None, model_options({}, None, text_only=text_only))
+    checkpoint = read_checkpoint(found, dtype, None, model_options({}, None, text_only=text_only, keep=keep))
     if location is None:
         location = default_location(checkpoint)
     manifest, _, is_new = opened(location, checkpoint, 0)

@@ -15,7 +15,10 @@ from trunkline._streaming.stored import FileTensor
 from trunkline._streaming.stored_unit import StoredUnit
 from trunkline._tensor_io.memory import Device, device_argument
 from trunkline.transformers._expert_plan import ExpertPlan, plan_experts
+from trunkline.transformers._kept_quantised import check_on_cpu
 from trunkline.transformers.stored_model import Checkpoint, Division
+
+_KINDS = "embeddings, norms and head"  # that always stay in memory
 
 
 @dataclass(frozen=True)
@@ -59,10 +62,15 @@ class MemoryPlan:
     host_bytes: int
     gpu_slots_bytes: int | None = None
     experts: ExpertPlan | None = None
+    scratch_bytes: int = 0  # for dequantised weights
 
 
 def plan_placement(memory: Memory, checkpoint: Checkpoint, places: dict[str, FileTensor]) -> MemoryPlan:
-    """Plan where the weights are. Raises OutOfBudget, which names the least budget."""
+    """Plan where the weights are.
+
+    Raises OutOfBudget, which names the least budget, and Unsupported for quantised weights on a GPU.
+    """
+    check_on_cpu(memory.device, bool(checkpoint.quantised), str(checkpoint.folder))
     return (_plan_on_gpu if memory.on_gpu else _plan_on_cpu)(memory, checkpoint, places)
 
 
@@ -75,7 +83,7 @@ def _plan_on_cpu(memory: Memory, checkpoint: Checkpoint, places: dict[str, FileT
     least_routed = sys.maxsize if routed is None else routed.sizes(config).least_budget
     fits = paged_bytes([unit.nbytes for unit in units]) <= room
     if memory.budget >= least and (fits or memory.budget < least_routed):
-        return MemoryPlan(units, whole.resident, room)
+        return MemoryPlan(units, whole.resident, room, scratch_bytes=whole.scratch_bytes)
     if routed is not None and memory.budget >= least_routed:
         return _plan_routed(memory, routed, checkpoint, places)
     if routed is not None and least_routed < least:
@@ -89,7 +97,13 @@ def _plan_routed(
     units = [StoredUnit.of(unit, places) for unit in routed.units]
     budget = memory.budget - routed.resident_bytes
     plan = plan_experts(routed, checkpoint.model.config, places, [unit.nbytes for unit in units], budget)
-    return MemoryPlan(units, routed.resident, budget - plan.memory_bytes, experts=plan)
+    return MemoryPlan(
+        units,
+        routed.resident,
+        budget - plan.memory_bytes,
+        experts=plan,
+        scratch_bytes=routed.scratch_bytes,
+    )
 
 
 def _plan_on_gpu(memory: Memory, checkpoint: Checkpoint, places: dict[str, FileTensor]) -> MemoryPlan:
@@ -123,10 +137,11 @@ def _plan_on_gpu(memory: Memory, checkpoint: Checkpoint, places: dict[str, FileT
 def _too_small(memory: Memory, checkpoint: Checkpoint, division: Division, least: int) -> OutOfBudget:
     largest = max((unit.max_bytes for unit in division.units), default=0)
     experts = " and two experts" if division.experts else ""
+    kinds = "embeddings, norms, head and memory to dequantise" if division.scratch_bytes else _KINDS
     return OutOfBudget(
         None,
         f"memory_budget: {given_bytes(memory.budget)} cannot hold the weights of {checkpoint.folder} that "
-        f"stay in memory ({division.resident_bytes} bytes of embeddings, norms and head) and two units of "
+        f"stay in memory ({division.resident_bytes} bytes of {kinds}) and two units of "
         f"up to {largest} bytes{experts}; {least_text('memory_budget', least)}, or less with a "
         "smaller unit_bytes if units hold several weights",
         str(checkpoint.folder),

@@ -1,4 +1,4 @@
-"""Whether from_pretrained reads a model from a pack, and where that is: for trunkline.stream.plan."""
+"""The pack that from_pretrained reads a model from, and its stored sizes: for trunkline.stream.plan."""
 
 from typing import Any
 
@@ -6,22 +6,26 @@ import torch
 
 from trunkline._streaming.location import PackLocation
 from trunkline._streaming.pack_cache import packs_directory
+from trunkline._streaming.roofline import Sizes
 from trunkline._streaming.room import rooms_of
-from trunkline.transformers._options import ModelOptions
+from trunkline.transformers._kept_quantised import check_on_cpu
+from trunkline.transformers._options import model_options
 from trunkline.transformers._packing import default_location, existing_pack, layout_of
 from trunkline.transformers.hub import ModelFolder
 from trunkline.transformers.stored_model import read_checkpoint
 
 
 def planned_pack(
-    found: ModelFolder, dtype: torch.dtype | str | None, weight_bytes: int, text_only: bool = False
+    found: ModelFolder, dtype: torch.dtype | str | None, weight_bytes: int, text_only: bool, keep: str
 ) -> dict[str, Any]:
     """Return for plan() whether from_pretrained reads the model from a pack, where that is, and its size.
 
     `weight_bytes`: the size, about, where the weights are not there yet.
     """
     try:
-        checkpoint = read_checkpoint(found, dtype, None, ModelOptions(text_only=text_only))
+        checkpoint = read_checkpoint(
+            found, dtype, None, model_options({}, None, text_only=text_only, keep=keep)
+        )
     except FileNotFoundError:  # only the config is there
         return {
             "needed": None,
@@ -40,3 +44,21 @@ def planned_pack(
         "bytes": nbytes,
         "free_bytes": rooms_of(location, nbytes)[0].free,
     }
+
+
+def stored_sizes(
+    found: ModelFolder, dtype: torch.dtype | str | None, text_only: bool, keep: str, device: torch.device
+) -> tuple[Sizes, Sizes | None, Any] | None:
+    """Return the sizes of a model whose quantised weights are streamed as they are stored, and the model.
+
+    None if they are not, by the argument `keep`. The second sizes are those with experts that are read as
+    tokens are routed to them. Raises as from_pretrained does.
+    """
+    options = model_options({}, None, text_only=text_only, keep=keep)
+    if not options.keeps_quantised:
+        return None
+    checkpoint = read_checkpoint(found, dtype, None, options)
+    check_on_cpu(device, bool(checkpoint.quantised), str(found.path))
+    config = checkpoint.model.config
+    routed = None if checkpoint.routed is None else checkpoint.routed.sizes(config)
+    return checkpoint.whole.sizes(config), routed, checkpoint.model

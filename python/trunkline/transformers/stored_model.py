@@ -21,6 +21,7 @@ from trunkline._streaming.stored import TENSOR_ALIGNMENT, FileTensor
 from trunkline.checkpoint.save_order import await_saves_of
 from trunkline.transformers import _weights, meta_model
 from trunkline.transformers._folder import check_model_folder, check_weights
+from trunkline.transformers._kept_quantised import keep
 from trunkline.transformers._options import ModelOptions
 from trunkline.transformers._prompt_parts import prompt_weights
 from trunkline.transformers._weights import Weights
@@ -43,18 +44,26 @@ class Division:
     resident: list[str]
     resident_bytes: int
     prompt_bytes: int = 0  # of those: used only by the prompt, such as a vision tower
+    scratch_bytes: int = 0  # of those: memory for dequantised weights
 
     def sizes(self, config: Any) -> Sizes:
         """Return its sizes; `config`: of the model."""
         return Sizes(
             self.resident_bytes,
             tuple(unit.nbytes for unit in self.units),
-            tuple(len(unit.weights) for unit in self.units),
+            tuple(len(unit.tensors) for unit in self.units),
             tuple(
                 ExpertSizes(each.count, experts_per_token(config, each.count), tuple(each.matrix_bytes))
                 for each in self.experts
             ),
             self.prompt_bytes,
+            self.scratch_bytes,
+            sum(
+                weight.quantised.dequantised_bytes - weight.nbytes
+                for unit in self.units
+                for weight in unit.weights
+                if weight.quantised is not None
+            ),
         )
 
 
@@ -63,7 +72,8 @@ class Checkpoint:
     """A folder, its model (on the meta device), and the model's weights by their names in the model.
 
     `whole`: with units of all streamed weights; `routed`: with routed experts apart from them, None if the
-    model has none. `order`: the order of use; streamed weights come first.
+    model has none. `order`: the order of use; streamed weights come first. A weight that is kept quantised is
+    here as the tensors that are stored of it, `quantised`.
     """
 
     folder: Path
@@ -81,6 +91,7 @@ class Checkpoint:
     name: str = ""  # as the user calls it
     identity: str = ""  # ModelFolder.identity
     changes: str = ""  # of the folder's config, ModelOptions.key
+    quantised: frozenset[str] = frozenset()
 
     def why_not_in_place(self) -> str | None:
         """Return why the files cannot be read in place; None if they can.
@@ -102,7 +113,8 @@ class Checkpoint:
         """
         for name in self.order:
             stored = self.weights.stored.get(name)
-            if stored is not None and stored.offset % TENSOR_ALIGNMENT != 0:
+            is_aligned = stored is None or stored.offset % TENSOR_ALIGNMENT == 0
+            if stored is not None and not is_aligned and name not in self.quantised:
                 return f"{name} is at byte {stored.offset}, not at a multiple of {TENSOR_ALIGNMENT}"
         return self.why_not_in_place()
 
@@ -141,6 +153,11 @@ def read_checkpoint(
     for division in (whole, routed):
         if division is not None:
             division.resident = _resident(division, list(aliases))
+    kept = (
+        _keep_quantised(weights, tensors, (whole, routed), state, str(folder))
+        if options.keeps_quantised
+        else []
+    )
     return Checkpoint(
         folder=folder,
         headers=headers,
@@ -151,12 +168,15 @@ def read_checkpoint(
         whole=whole,
         routed=routed,
         order=[*_streamed(whole), *whole.resident],
-        dtypes={name: value.dtype for name, value in state.items()},
-        shapes={name: tuple(state[name].shape) for name in aliases},
+        dtypes={name: value.dtype for name, value in state.items()}
+        | {each.name: each.dtype for each in kept},
+        shapes={name: tuple(state[name].shape) for name in aliases}
+        | {each.name: each.shape for each in kept},
         aliases=aliases,
         name=found.name,
         identity=found.identity,
         changes=options.key,
+        quantised=frozenset(each.name for each in kept),
     )
 
 
@@ -189,9 +209,25 @@ def _division(
     return division
 
 
+def _keep_quantised(
+    weights: Weights,
+    tensors: dict[str, FileTensor],
+    divisions: Sequence[Division | None],
+    state: dict[str, torch.Tensor],
+    source: str,
+) -> list[FileTensor]:
+    """Let streamed weights stay quantised; return what is stored of them. Raises Unsupported."""
+    found = [division for division in divisions if division is not None]
+    kept = keep(weights, tensors, [unit for each in found for unit in each.units], state, source)
+    for division in found:
+        division.scratch_bytes = max((unit.scratch_bytes for unit in division.units), default=0)
+        division.resident_bytes += division.scratch_bytes
+    return kept
+
+
 def _streamed(division: Division) -> list[str]:
     return [
-        *(weight.path for unit in division.units for weight in unit.weights),
+        *(name for unit in division.units for name in unit.tensors),
         *(weight.path for experts in division.experts for weight in experts.weights),
     ]
 
@@ -260,5 +296,5 @@ def dtype_argument(dtype: torch.dtype | str | None) -> torch.dtype | None:
 
 
 def names_first(units: Sequence[Unit]) -> set[str]:
-    """Return the name of the first weight of each unit."""
-    return {unit.weights[0].path for unit in units}
+    """Return the name of the first tensor of each unit."""
+    return {unit.tensors[0] for unit in units}

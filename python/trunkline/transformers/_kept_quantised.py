@@ -1,0 +1,90 @@
+"""Quantised weights that are streamed as they are stored, and dequantised at each use."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from trunkline._errors import Unsupported
+from trunkline._streaming.layers import QuantisedWeight, Unit
+from trunkline._streaming.stored import FileTensor
+from trunkline.transformers._dequantise import Dequantise
+from trunkline.transformers._weights import Conversion, Weights
+
+_MATRIX, _SCALES, _OF_ACTIVATIONS = "weight", "weight_scale_inv", "activation_scale"
+_DIMENSIONS = 2
+
+
+def keep(
+    weights: Weights,
+    tensors: Mapping[str, FileTensor],
+    units: Iterable[Unit],
+    state: Mapping[str, Any],
+    source: str,
+) -> list[FileTensor]:
+    """Let the quantised weights among those of `units` be stored as they are in the files.
+
+    Changes `weights` and `units`, and returns what is stored of those weights, named after them. `state`: the
+    parameters of the model by name. Raises Unsupported if any can only be dequantised once.
+    """
+    kept: dict[str, tuple[QuantisedWeight, list[FileTensor]]] = {}
+    for unit in units:
+        for weight in unit.weights:
+            conversion = weights.computed.get(weight.path)
+            if conversion is not None and conversion.dequantises:
+                stored = _stored(conversion, tensors, weight.path, state[weight.path].shape, source)
+                dequantise = Dequantise(conversion.converter.operations[0], state[weight.path].dtype)
+                names = tuple(each.name for each in stored)
+                kept[weight.path] = QuantisedWeight(names, dequantise, weight.nbytes), stored
+            if weight.path in kept:
+                weight.quantised, stored = kept[weight.path]
+                weight.nbytes = sum(each.nbytes for each in stored)
+    found = [each for _, stored in kept.values() for each in stored]
+    for path in kept:
+        del weights.computed[path]
+    weights.stored.update((each.name, each) for each in found)
+    if not weights.computed:
+        weights.converter = ""
+    return found
+
+
+def _stored(
+    conversion: Conversion,
+    tensors: Mapping[str, FileTensor],
+    path: str,
+    shape: Sequence[int],
+    source: str,
+) -> list[FileTensor]:
+    """Return the matrix and its scales, named after the weight. Raises Unsupported if there is more to it."""
+    names = {pattern: name for name, pattern in conversion.sources if pattern != _OF_ACTIVATIONS}
+    is_plain = (
+        len(conversion.converter.operations) == 1
+        and names.keys() == {_MATRIX, _SCALES}
+        and len(shape) == _DIMENSIONS
+        and tensors[names[_MATRIX]].shape[:1] == tuple(shape[:1])
+        and len(tensors[names[_SCALES]].shape) <= _DIMENSIONS
+    )
+    if not is_plain:
+        raise Unsupported(
+            None,
+            f'keep: "quantised" is not supported for {path} of {source}, which is made from '
+            f"{len(conversion.sources)} quantised tensors (experts that are merged, or mxfp4); omit keep, so "
+            "that the weights are dequantised once, into a pack",
+            source,
+        )
+    return [
+        replace(tensors[names[_MATRIX]], name=path),
+        replace(tensors[names[_SCALES]], name=f"{path}_scale_inv"),
+    ]
+
+
+def check_on_cpu(device: torch.device, has_quantised: bool, source: str) -> None:
+    """Raise Unsupported for quantised weights that are to be streamed to a GPU."""
+    if device.type != "cpu" and has_quantised:
+        raise Unsupported(
+            None,
+            'keep: "quantised" is only supported for a model on the CPU; omit it, so that the weights are '
+            "dequantised once, into a pack",
+            source,
+        )
