@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support_models import ARCHITECTURES, save_model, stock
+from support_models import ARCHITECTURES, prompt, save_model, stock
 from test_quantised_models import _FP8_SETTINGS, _fp8, _rewrite, fp8_folder, gpt_oss_folder
 from test_streaming import generated, logits
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
@@ -181,6 +181,14 @@ def test_other_values_and_gpus_are_rejected(tmp_path: Path) -> None:
             bus_bandwidth=1e9,
             flops=1e12,
         )
+
+
+def test_modes_of_torch(tmp_path: Path) -> None:
+    folder = fp8_folder(tmp_path)
+    expected, model = stock(folder), load(folder, unit_bytes=1)
+    for mode in (torch.inference_mode, torch.no_grad, torch.inference_mode, torch.enable_grad):
+        with mode():
+            assert torch.equal(model(**prompt()).logits, expected(**prompt()).logits.detach())
 
 
 def test_a_unit_whose_scratch_was_taken_is_dequantised_again(tmp_path: Path) -> None:

@@ -11,17 +11,39 @@ _CHUNK_ELEMENTS = 1 << 19  # so that what is computed in between stays in the pr
 # The bits of a float8_e4m3fn, moved by seven to the left, are those of a float16 smaller by this factor.
 _HALF_FACTOR = 256.0
 _HALF_BITS = -16385  # all but the uppermost bit of the exponent
-_LARGEST_HALF = 448 / _HALF_FACTOR  # what is larger stands for NaN
 _NAN = 127  # the bits of NaN, but for the sign
 _SCALES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu)
+
+
+class Workspace:
+    """Memory for what is computed in between, which is kept: new memory costs more than the computing."""
+
+    _DTYPES = (torch.uint8, torch.int16, torch.float32)
+
+    def __init__(self) -> None:
+        """It has no memory at first."""
+        self._codes, self._bits, self._values = (torch.empty(0, dtype=dtype) for dtype in self._DTYPES)
+
+    def matrices(self, shape: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return matrices of uint8, int16 and float32 of this shape; their values are arbitrary."""
+        count = torch.Size(shape).numel()
+        if count > self._codes.numel():
+            with torch.inference_mode(False):  # else they could not be written to outside of that mode
+                made = [torch.empty(count, dtype=dtype, device="cpu") for dtype in self._DTYPES]
+            self._codes, self._bits, self._values = made
+        codes, bits, values = (
+            memory[:count].view(*shape) for memory in (self._codes, self._bits, self._values)
+        )
+        return codes, bits, values
 
 
 class Dequantise:
     """Computes the values of a weight from its stored tensors: the quantised matrix, and its scales."""
 
-    def __init__(self, operation: Any, dtype: torch.dtype) -> None:
-        """`operation`: of transformers. `dtype`: of the values."""
+    def __init__(self, operation: Any, dtype: torch.dtype, workspace: Workspace | None = None) -> None:
+        """`operation`: of transformers. `dtype`: of the values. `workspace`: may be shared in a thread."""
         self._operation = operation
+        self._workspace = Workspace() if workspace is None else workspace
         self._target = nn.Module()  # from which the operation takes the dtype
         self._target.weight = nn.Parameter(torch.empty(0, dtype=dtype, device="meta"), requires_grad=False)
 
@@ -33,7 +55,7 @@ class Dequantise:
         block = len(out) // len(scales) if scales.dim() > 1 else len(out)
         for begin, end in _chunks(len(out), block, max(1, _CHUNK_ELEMENTS // max(1, out.shape[1]))):
             blocks = slice(begin // block, -(-end // block))
-            if grid is None or not multiply(matrix[begin:end], grid[blocks], out[begin:end]):
+            if grid is None or not multiply(matrix[begin:end], grid[blocks], out[begin:end], self._workspace):
                 of_chunk = scales[blocks] if scales.dim() > 1 else scales
                 out[begin:end].copy_(self.by_operation(matrix[begin:end], of_chunk))
 
@@ -65,18 +87,18 @@ def grid_of(matrix: torch.Tensor, scales: torch.Tensor) -> torch.Tensor | None:
     return grid if grid.dim() > 1 else grid.reshape(1, 1)
 
 
-def multiply(matrix: torch.Tensor, grid: torch.Tensor, out: torch.Tensor) -> bool:
+def multiply(matrix: torch.Tensor, grid: torch.Tensor, out: torch.Tensor, workspace: Workspace) -> bool:
     """Write the product of float8_e4m3fn and their blocks' scales, in units of 1/256, into `out`.
 
     torch converts float8 one by one, which is slower than reading them from a disk. Returns False, and leaves
     `out` as it was, if any is NaN.
     """
-    bits = matrix.view(torch.int8).to(torch.int16)
-    bits.bitwise_left_shift_(7).bitwise_and_(_HALF_BITS)
-    values = bits.view(torch.float16).to(torch.float32)
-    least, most = values.aminmax() if values.numel() else (torch.zeros(()),) * 2
-    if float(most) > _LARGEST_HALF or float(least) < -_LARGEST_HALF:
+    codes, bits, values = workspace.matrices(matrix.shape)
+    torch.bitwise_and(matrix.view(torch.uint8), _NAN, out=codes)
+    if codes.numel() and int(codes.max()) == _NAN:
         return False
+    bits.copy_(matrix.view(torch.int8)).bitwise_left_shift_(7).bitwise_and_(_HALF_BITS)
+    values.copy_(bits.view(torch.float16))
     columns = values.shape[1]
     by_row = grid.repeat_interleave(columns // grid.shape[1], 1)
     values.view(len(grid), -1, columns).mul_(by_row[:, None])
@@ -93,4 +115,4 @@ def _is_equal(operation: type[Any], dtype: torch.dtype) -> bool:
     scales = torch.tensor([[0.0123, 3.7], [1.0, 2.0**-20]])
     grid, found = grid_of(matrix, scales), torch.empty(matrix.shape, dtype=dtype)
     expected = Dequantise(operation(None), dtype).by_operation(matrix, scales)
-    return grid is not None and multiply(matrix, grid, found) and torch.equal(found, expected)
+    return grid is not None and multiply(matrix, grid, found, Workspace()) and torch.equal(found, expected)

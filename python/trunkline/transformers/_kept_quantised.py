@@ -9,7 +9,7 @@ import torch
 from trunkline._errors import Unsupported
 from trunkline._streaming.layers import QuantisedWeight, Unit
 from trunkline._streaming.stored import FileTensor
-from trunkline.transformers._dequantise import Dequantise
+from trunkline.transformers._dequantise import Dequantise, Workspace
 from trunkline.transformers._weights import Conversion, Weights
 
 _MATRIX, _SCALES, _OF_ACTIVATIONS = "weight", "weight_scale_inv", "activation_scale"
@@ -29,12 +29,14 @@ def keep(
     parameters of the model by name. Raises Unsupported if any can only be dequantised once.
     """
     kept: dict[str, tuple[QuantisedWeight, list[FileTensor]]] = {}
+    workspace = Workspace()  # one thread at a time runs the model
     for unit in units:
         for weight in unit.weights:
             conversion = weights.computed.get(weight.path)
             if conversion is not None and conversion.dequantises:
                 stored = _stored(conversion, tensors, weight.path, state[weight.path].shape, source)
-                dequantise = Dequantise(conversion.converter.operations[0], state[weight.path].dtype)
+                operation = conversion.converter.operations[0]
+                dequantise = Dequantise(operation, state[weight.path].dtype, workspace)
                 names = tuple(each.name for each in stored)
                 kept[weight.path] = QuantisedWeight(names, dequantise, weight.nbytes), stored
             if weight.path in kept:
