@@ -13,7 +13,7 @@ from test_streaming import generated, logits
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 import trunkline as tl
-from trunkline.transformers._dequantise import Dequantise
+from trunkline.transformers._dequantise import Dequantise, _is_equal
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
@@ -189,6 +189,15 @@ def test_modes_of_torch(tmp_path: Path) -> None:
     for mode in (torch.inference_mode, torch.no_grad, torch.inference_mode, torch.enable_grad):
         with mode():
             assert torch.equal(model(**prompt()).logits, expected(**prompt()).logits.detach())
+
+
+def test_the_default_device_is_ignored() -> None:
+    _is_equal.cache_clear()
+    matrix, found = torch.ones(4, 4).to(torch.float8_e4m3fn), torch.zeros(4, 4)
+    with torch.device("meta"):
+        Dequantise(Fp8Dequantize(None), torch.float32)([matrix, torch.tensor([[0.5]], device="cpu")], found)
+        assert _is_equal(Fp8Dequantize, torch.float32)
+    assert torch.equal(found, torch.full((4, 4), 0.5))
 
 
 def test_a_unit_whose_scratch_was_taken_is_dequantised_again(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ class Dequantise:
     def __init__(self, operation: Any, dtype: torch.dtype, workspace: Workspace | None = None) -> None:
         """`operation`: of transformers. `dtype`: of the values. `workspace`: may be shared in a thread."""
         self._operation = operation
+        self._kind: Any = type(operation)
         self._workspace = Workspace() if workspace is None else workspace
         self._target = nn.Module()  # from which the operation takes the dtype
         self._target.weight = nn.Parameter(torch.empty(0, dtype=dtype, device="meta"), requires_grad=False)
@@ -51,7 +52,7 @@ class Dequantise:
     def __call__(self, stored: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """Write the values into `out`."""
         matrix, scales = stored
-        grid = grid_of(matrix, scales) if _is_equal(type(self._operation), out.dtype) else None
+        grid = grid_of(matrix, scales) if _is_equal(self._kind, out.dtype) else None
         block = len(out) // len(scales) if scales.dim() > 1 else len(out)
         for begin, end in _chunks(len(out), block, max(1, _CHUNK_ELEMENTS // max(1, out.shape[1]))):
             blocks = slice(begin // block, -(-end // block))
@@ -109,10 +110,10 @@ def multiply(matrix: torch.Tensor, grid: torch.Tensor, out: torch.Tensor, worksp
 @cache
 def _is_equal(operation: type[Any], dtype: torch.dtype) -> bool:
     """Whether multiply() computes what this version of transformers does, for every float8_e4m3fn."""
-    codes = torch.arange(256, dtype=torch.uint8)
+    codes = torch.arange(256, dtype=torch.uint8, device="cpu")
     codes = codes[codes % 128 != _NAN]
     matrix = codes.repeat(4, 1).view(torch.float8_e4m3fn)
-    scales = torch.tensor([[0.0123, 3.7], [1.0, 2.0**-20]])
-    grid, found = grid_of(matrix, scales), torch.empty(matrix.shape, dtype=dtype)
+    scales = torch.tensor([[0.0123, 3.7], [1.0, 2.0**-20]], device="cpu")
+    grid, found = grid_of(matrix, scales), torch.empty_like(matrix, dtype=dtype)
     expected = Dequantise(operation(None), dtype).by_operation(matrix, scales)
     return grid is not None and multiply(matrix, grid, found, Workspace()) and torch.equal(found, expected)
