@@ -66,6 +66,19 @@ def test_is_equal_to_what_stock_dequantises(kind: str, pack: bool | None, tmp_pa
     }
 
 
+def test_scales_that_are_not_of_equal_blocks(tmp_path: Path) -> None:
+    """Stock transformers cannot dequantise them either."""
+    folder = fp8_folder(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    name = next(each for each in tensors if each.endswith("down_proj.weight_scale_inv"))
+    rows = tensors[name.removesuffix("_scale_inv")].shape[0]
+    uneven = next(count for count in range(2, rows) if rows % count)
+    tensors[name] = torch.ones(uneven, tensors[name].shape[1])
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(tl.Format, match="down_proj.weight cannot be computed .* not divisible by scale grid"):
+        load(folder, 10**9)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_other_dtypes(dtype: torch.dtype, tmp_path: Path) -> None:
     folder = _rewrite(save_model(ARCHITECTURES["qwen3"](), tmp_path, dtype), _fp8(), _FP8_SETTINGS)
