@@ -20,7 +20,6 @@ from trunkline._progress import Progress
 from trunkline._tensor_io.tensors import dtype_name
 from trunkline._tensor_io.transfer import read_layouts
 from trunkline.dcp import run_directory
-from trunkline.dcp._manifest import manifest_digest
 from trunkline.dcp.stored_state import CHUNK_BYTES, DataFile, read_whole_manifest
 
 _GROUP = 64  # chunks that are verified at once
@@ -38,7 +37,7 @@ class Checkpoint:
     def is_gone(self) -> bool:
         """Whether another process has removed it since it was found, or saved the step again."""
         try:
-            return manifest_digest(self.folder / MANIFEST) != self.digest
+            return run_directory.digest_of(self.folder) != self.digest
         except OSError:
             return True
 
@@ -67,7 +66,7 @@ def find(directory: str, step: int | None, *, every: bool = False) -> list[Check
     if (path / MANIFEST).exists():
         if step is not None and step_of(path.name) != step:
             raise ValueError(f"--step: {directory} holds a single checkpoint; leave out the step")
-        return [Checkpoint(path, step_of(path.name), 0, manifest_digest(path / MANIFEST))]
+        return [Checkpoint(path, step_of(path.name), 0, run_directory.digest_of(path))]
     commits = run_directory.commits_of(path, even_damaged=every or step is not None)
     found = [Checkpoint(path / step_name(each.step), each.step, each.number, each.digest) for each in commits]
     if every:

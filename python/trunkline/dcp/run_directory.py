@@ -114,6 +114,11 @@ def commit_of(directory: Path, step: int, *, even_damaged: bool = False) -> Comm
         raise system_error(error, f"read {path}", str(path)) from None
 
 
+def digest_of(folder: Path) -> bytes:
+    """Return what no other checkpoint in the place of this one has. Raises OSError if there is none."""
+    return manifest_digest(folder / MANIFEST)
+
+
 def check_readable(directory: Path, step: int) -> None:
     """Raise Corrupt, Format or Error for a step whose manifest cannot be read as a whole."""
     path = directory / step_name(step) / MANIFEST
