@@ -57,7 +57,7 @@ class Run(NamedTuple):
 
     alive: the nodes on which its processes still are. step: of the training. sent: the last message of the
     coordinator. failed: entries that could not count when this one was begun, and
-    undecided ones that it supersedes.
+    undecided ones that it supersedes. counting: saves that it continues from, which are marked with it.
     """
 
     branch: str
@@ -69,6 +69,7 @@ class Run(NamedTuple):
     entry: int | None = None
     sent: str = ""
     failed: Ids = frozenset()
+    counting: Ids = frozenset()
 
 
 class State(NamedTuple):
@@ -169,7 +170,10 @@ class _Model:
             raise Violation(f"{decision!r}\n{state}") from decision
         undecided = [each for each in decision.undecided if entry.supersedes(each)]
         failed = frozenset(self._places[each] for each in (*decision.failed, *undecided))
-        begun = run._replace(step=entry.step, entry=self._place(entry), sent="begin", failed=failed)
+        counting = frozenset(self._places[each] for each in decision.saves if entry.continues(each))
+        begun = run._replace(
+            step=entry.step, entry=self._place(entry), sent="begin", failed=failed, counting=counting
+        )
         after = state.with_run(index, begun)
         return after._replace(saves=number, ran=state.ran | {nodes})
 
@@ -188,7 +192,10 @@ class _Model:
             yield state.with_run(index, run._replace(sent="done"))._replace(returned=entry)
         if run.sent == "done" and run.alive == set(run.nodes):
             yield state.with_run(
-                index, run._replace(entry=None, sent="", number=run.number + 1, failed=frozenset())
+                index,
+                run._replace(
+                    entry=None, sent="", number=run.number + 1, failed=frozenset(), counting=frozenset()
+                ),
             )
 
     def _writes(self, state: State, run: Run, entry: int) -> Iterator[State]:
@@ -203,7 +210,8 @@ class _Model:
                 yield state.with_disk(node, disk._replace(prepared=disk.prepared | {entry}))
                 continue
             if run.sent != "manifest" and entry not in disk.committed:
-                yield state.with_disk(node, disk._replace(committed=disk.committed | {entry}))
+                marked = disk.committed | {entry} | (run.counting & disk.prepared)
+                yield state.with_disk(node, disk._replace(committed=marked))
             if self._is_save(entry) and self._protocol.removes_after in ("prepared", run.sent):
                 after = self._without_older(disk, entry, run.failed)
                 if after != disk:
@@ -317,7 +325,8 @@ class _Model:
             return None
         name = f"load {number} of {save.id} {history} on {ids}"
         entry = Entry(name, run.number, branch, history, ids, save.step, base=save.id)
-        return run._replace(entry=self._place(entry), sent="manifest")
+        counting = frozenset(self._places[each] for each in decision.saves)
+        return run._replace(entry=self._place(entry), sent="manifest", counting=counting)
 
     def _is_missing(self, save: Entry, here: Sequence[Disk]) -> bool:
         place = self._places[save]

@@ -84,6 +84,10 @@ def test_damage_on_a_node(nodes: list[str]) -> None:
     assert (listed[0]["step"], listed[0]["entry"], listed[0]["error"]["kind"]) == (None, 1, "corrupt")
     assert listed[0]["error"]["path"] == str(manifest)
     assert document("verify", nodes[0], "--all", expect=1)["checkpoints"][-1]["error"]["kind"] == "corrupt"
+    assert document("show", nodes[0])["step"] == 20
+    [latest] = Path(nodes[0], "saves/step-00000002").glob("manifest*")
+    latest.write_bytes(b"")
+    assert str(latest) in command("show", nodes[0], expect=1)
 
 
 def test_a_node_without_checkpoints(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import support_warm
 import torch
 from rank_processes import LOCAL_PHASES, Failed, RankProcesses, mount_privately
 
@@ -702,6 +703,31 @@ def test_a_step_is_deleted_from_all_nodes(tmp_path: Path) -> None:
         ranks.all("save", 2, state(2), block=True)
         assert ranks.all("steps") == [[2]] * 3
         ranks.finish()
+
+
+def test_another_checkpointer_of_the_process_deletes_a_step(tmp_path: Path) -> None:
+    made, other = (tl.Checkpointer(tmp_path, local=True, keep=None, process_group=False) for _ in range(2))
+    for step in (1, 2, 3):
+        made.save(step, {"step": step}, block=True)
+    other.delete(1)
+    assert made.steps() == other.steps() == [2, 3]
+    with pytest.raises(tl.FileNotFoundError, match="no checkpoint of step 1"):
+        made.load(1)
+    other.delete(2)
+    made.save(4, {"step": 4}, block=True)
+    assert made.steps() == [3, 4]
+
+
+def test_a_refused_deletion_does_not_keep_others_out(tmp_path: Path) -> None:
+    made = tl.Checkpointer(tmp_path / "run", local=True, process_group=False)
+    made.save(1, {"step": 1}, block=True)
+    copy = tmp_path / "copy"  # which this process has not locked
+    shutil.copytree(tmp_path / "run", copy)
+    with pytest.raises(tl.Unsupported, match="step 1 is the latest"):
+        tl.Checkpointer(copy, local=True, process_group=False).delete(1)
+    code = "import sys, trunkline as tl; print(tl.Checkpointer(sys.argv[1], local=True).load())"
+    done = support_warm.run(["-c", code, copy])
+    assert done.stdout.strip() == "{'step': 1}", done.stderr
 
 
 def test_a_share_that_comes_back_after_its_step_was_deleted_is_removed(tmp_path: Path) -> None:

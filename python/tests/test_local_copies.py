@@ -226,6 +226,51 @@ def test_a_share_whose_manifest_is_damaged_is_read_from_its_copy(tmp_path: Path,
         ranks.finish()
 
 
+@pytest.mark.parametrize("cut", [[0, 1, 2], [0, 2]])
+def test_a_step_that_was_cut_and_loaded_survives_the_loss_of_a_node(tmp_path: Path, cut: list[int]) -> None:
+    """It counts only since all nodes had prepared it: the load notes that on each of them."""
+    paths = directories(tmp_path, range(3))
+    with RankProcesses(3) as ranks:
+        open_all(ranks, paths, copies=2, keep=None, timeout=4)
+        ranks.all("save", 1, state(1), block=True)
+        for rank in cut:
+            ranks.one(rank, "cut_local", "mark", "kill")
+        for rank in range(3):
+            ranks.tell(rank, "save", 2, state(2), block=True)
+        for rank in cut:
+            with pytest.raises(EOFError):
+                ranks.reply(rank)
+        ranks.collect(rank for rank in range(3) if rank not in cut)
+    with RankProcesses(3) as ranks:
+        assert open_all(ranks, paths, copies=2, keep=None) == [[1, 2]] * 3
+        assert ranks.all("loads", state(2)) == [True] * 3
+        ranks.all("save", 3, state(3), block=True)
+        ranks.finish()
+    (tmp_path / "node-1").rename(tmp_path / "away")
+    with RankProcesses(3) as ranks:
+        assert open_all(ranks, paths, copies=2, keep=None) == [[1, 2, 3]] * 3
+        assert ranks.all("loads", state(2), 2) == [True] * 3
+        ranks.finish()
+
+
+def test_the_latest_step_is_named_also_if_it_cannot_be_loaded(tmp_path: Path) -> None:
+    paths = directories(tmp_path, range(3))
+    with RankProcesses(3) as ranks:
+        open_all(ranks, paths, copies=2)
+        for step in (1, 2):
+            ranks.all("save", step, state(step), block=True)
+        ranks.finish()
+    manifest_of(paths[0], 2).write_bytes(b"")
+    with RankProcesses(2) as ranks:
+        assert open_all(ranks, [paths[0], paths[2]], copies=2) == [[1]] * 2
+        assert ranks.all("ask", "latest") == [2, 2]
+        node = json.loads(Path(paths[0], RECORD).read_text())["id"]
+        for failed in ranks.failures("loads", state(2)).values():
+            assert "step 2 cannot be loaded" in failed.message
+            assert f"restore what is damaged on {node}" in failed.message
+        ranks.finish()
+
+
 @pytest.mark.parametrize("lost", ["", "saves", "saves/step-00000002"])
 def test_a_node_loses_its_share_while_it_runs(tmp_path: Path, lost: str) -> None:
     """The one that is asked first what the whole is."""

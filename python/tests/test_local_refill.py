@@ -89,6 +89,26 @@ def test_a_node_that_has_lost_some_steps_gets_them_again(tmp_path: Path) -> None
         ranks.finish()
 
 
+def test_a_damaged_manifest_is_replaced(tmp_path: Path) -> None:
+    paths = directories(tmp_path, range(2))
+    save_all(paths, [1, 2])
+    before = contents(paths[1], 2)
+    [manifest] = Path(paths[1], "saves/step-00000002").glob("manifest*")
+    manifest.write_bytes(manifest.read_bytes()[:100])
+    with RankProcesses(2) as ranks:
+        open_all(ranks, paths, copies=2, keep=None)
+        ranks.all("loads", state(2))
+        assert ranks.all("ask", "restore_copies") == [[2]] * 2
+        assert ranks.all("load_warns", state(2)) == [[]] * 2
+        ranks.all("save", 3, state(3), block=True)
+        ranks.finish()
+    assert contents(paths[1], 2) == before
+    with RankProcesses(1) as ranks:
+        assert ranks.all("open_local_warns", paths[1], keep=None) == [[]]
+        assert ranks.all("loads", state(2), 2) == [True]
+        ranks.finish()
+
+
 def test_a_new_node_has_volumes(tmp_path: Path) -> None:
     paths = directories(tmp_path, range(3))
     save_all(paths, [1])
@@ -121,12 +141,93 @@ def test_a_damaged_copy_is_not_copied(tmp_path: Path) -> None:
         open_all(ranks, paths, copies=2, keep=None)
         assert ranks.all("loads", state(1), 1) == [True] * 3
         failed = ranks.failures("ask", "restore_copies")
-        assert failed[1].kind == "Corrupt"
-        assert "were copied from another node, and do not match the checksum" in failed[1].message
-        assert {failed[rank].kind for rank in (0, 2)} == {"RankError"}
+        assert [failed[rank].kind for rank in range(3)] == ["Corrupt", "RankError", "Corrupt"]
+        assert "step-00000002/shard" in failed[0].message
+        assert "is corrupt: chunk 0" in failed[0].message
         assert [each.name for each in sorted(Path(paths[1], "saves").glob("step-*"))] == ["step-00000001"]
         assert ranks.all("loads", state(1), 1) == [True] * 3
         ranks.finish()
+
+
+def test_a_copy_that_is_intact_is_read_instead_of_a_damaged_one(tmp_path: Path) -> None:
+    paths = directories(tmp_path, range(4))
+    save_all(paths, [1, 2], copies=3)
+    before = contents(paths[1], 1)
+    shutil.rmtree(tmp_path / "node-1")
+    damage(shards_of(paths[2], 1))
+    with RankProcesses(4) as ranks:
+        open_all(ranks, paths, copies=3, keep=None)
+        ranks.all("loads", state(2))
+        assert ranks.all("ask", "restore_copies") == [[1, 2]] * 4
+        assert contents(paths[1], 1) == before
+        assert ranks.all("loads", state(1), 1) == [True] * 4
+        ranks.finish()
+
+
+def test_new_nodes_get_copies_of_their_own_domains(tmp_path: Path) -> None:
+    """Whatever the order of the ranks: each rack has all bytes again."""
+
+    def opened(ranks: RankProcesses, paths: list[str], racks: list[int]) -> None:
+        for rank, (path, rack) in enumerate(zip(paths, racks, strict=True)):
+            ranks.tell(rank, "open_local", path, copies=2, keep=None, domain=f"rack {rack}")
+        for rank in range(len(paths)):
+            ranks.reply(rank)
+
+    with RankProcesses(4) as ranks:
+        opened(ranks, directories(tmp_path, range(4)), [0, 0, 1, 1])
+        ranks.all("save", 1, state(1), block=True)
+        ranks.finish()
+    for lost in (0, 3):
+        shutil.rmtree(tmp_path / f"node-{lost}")
+    for order in ([3, 1, 2, 0], [0, 1, 2, 3]):
+        here = tmp_path / f"order-{order[0]}"
+        for node in (1, 2):
+            shutil.copytree(tmp_path / f"node-{node}", here / f"node-{node}")
+        with RankProcesses(4) as ranks:
+            opened(ranks, directories(here, order), [node // 2 for node in order])
+            ranks.all("loads", state(1))
+            assert ranks.all("ask", "restore_copies") == [[1]] * 4
+            ranks.finish()
+        for rack in (0, 1):
+            with RankProcesses(2) as ranks:
+                assert open_all(ranks, directories(here, [2 * rack, 2 * rack + 1]), keep=None) == [[1]] * 2
+                assert ranks.all("loads", state(1), 1) == [True] * 2
+                ranks.finish()
+
+
+def test_a_stand_in_is_read_where_the_node_that_returned_is_damaged(tmp_path: Path) -> None:
+    paths = directories(tmp_path, range(3))
+    save_all(paths, [1])
+    (tmp_path / "node-1").rename(tmp_path / "node-3")
+    with RankProcesses(3) as ranks:
+        open_all(ranks, paths, copies=2, keep=None)
+        ranks.all("loads", state(1))
+        assert ranks.all("ask", "restore_copies") == [[1]] * 3
+        ranks.finish()
+    damage(shards_of(f"{tmp_path}/node-3/run", 1))
+    for lost in (0, 2):
+        with RankProcesses(3) as ranks:
+            assert open_all(ranks, directories(tmp_path, [2 - lost, 1, 3]), keep=None) == [[1]] * 3
+            assert ranks.all("loads", state(1), 1) == [True] * 3
+            ranks.finish()
+
+
+def test_a_damaged_manifest_of_a_stand_in_keeps_nobody_from_loading(tmp_path: Path) -> None:
+    paths = directories(tmp_path, range(2))
+    save_all(paths, [1, 2])
+    shutil.rmtree(tmp_path / "node-1")
+    with RankProcesses(2) as ranks:
+        open_all(ranks, paths, copies=2, keep=None)
+        ranks.all("loads", state(1), 1)
+        assert ranks.all("ask", "restore_copies") == [[1, 2]] * 2
+        ranks.finish()
+    for step in (1, 2):
+        [manifest] = Path(paths[1], f"saves/step-{step:08}").glob("manifest*")
+        manifest.write_bytes(b"")
+        with RankProcesses(2) as ranks:
+            assert open_all(ranks, paths, copies=2, keep=None) == [[1, 2]] * 2
+            assert ranks.all("loads", state(1), 1) == [True] * 2
+            ranks.finish()
 
 
 def test_the_node_that_was_lost_comes_back(tmp_path: Path) -> None:

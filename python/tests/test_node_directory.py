@@ -50,11 +50,12 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     node.make_id()
     one, load, two = entry("one", 1), entry("load", 2, "one"), entry("two", 3)
     save(node, one)
-    node.commit("one")
+    node.commit(["one"])
     node.add_continuation(load)
     save(node, two)
     found = node.inventory()
-    assert found == Inventory(node.id, (one, load, two), frozenset({"one"}))
+    committed = frozenset({"one"})
+    assert found == Inventory(node.id, (one, load, two), committed, marked=committed)
     again = NodeDirectory(str(tmp_path / "run"))
     assert again.inventory() == found
     assert inventory_of(json.loads(json.dumps(inventory_in_json(found)))) == found
@@ -84,7 +85,7 @@ def test_what_could_not_be_written_is_not_known(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr("trunkline._core.ReplacementFile", fail)
     for change in (
-        lambda: node.commit("one"),
+        lambda: node.commit(["one"]),
         lambda: node.add_continuation(entry("two", 2, "base")),
         lambda: node.remove(["one"]),
     ):
@@ -133,14 +134,15 @@ def test_a_record_of_a_newer_version_is_refused(tmp_path: Path, monkeypatch: pyt
         NodeDirectory(str(tmp_path))
 
 
-def test_a_checkpoint_that_is_no_share_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_no_share_is_as_a_damaged_one(tmp_path: Path) -> None:
     node = NodeDirectory(str(tmp_path))
     node.lock()
     node.make_id()
     tl.Checkpointer(tmp_path / "other").save(1, {"a": 1}, block=True)
     (tmp_path / "other").rename(tmp_path / "saves")
-    with pytest.raises(tl.Format, match="step 1 is not the share of a node"):
-        NodeDirectory(str(tmp_path))
+    [(number, why)] = NodeDirectory(str(tmp_path)).inventory().damaged
+    assert number == 1
+    assert "step 1 is not the share of a node" in why
 
 
 def test_a_share_is_not_loaded_as_a_state(tmp_path: Path) -> None:

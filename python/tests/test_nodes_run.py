@@ -142,7 +142,7 @@ def test_what_a_node_cannot_read_may_be_the_latest() -> None:
     other = both(entry(1), two)[1]
     plan = plan_load([damaged, other], None)
     assert plan is not None
-    assert (plan.save, plan.places) == (two, {B: 1})
+    assert (plan.save, plan.places) == (two, {B: [1]})
     saved = plan_save([damaged, other], RUN, False, NewSave(3), Rules(3, None, None))
     assert saved.entry.number == 3
 
@@ -209,7 +209,7 @@ def test_nodes_without_anything_do_not_matter() -> None:
     found = [Inventory(""), *both(entry(1))]
     plan = plan_load(found, None)
     assert plan is not None
-    assert plan.places == {A: 1, B: 2}
+    assert plan.places == {A: [1], B: [2]}
     assert [each.step for each in loadable_saves(found)] == [1]
 
 

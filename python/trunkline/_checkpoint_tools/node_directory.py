@@ -42,6 +42,10 @@ class NodeShares:
 
     def shown(self, step: int | None) -> dict[str, Any]:
         """Return the document of `show`."""
+        last = max((each.number for each in self._saves), default=0)
+        damaged = max(self._node.damaged, default=0)
+        if step is None and damaged > last:
+            raise self._node.damaged[damaged]
         entry = self._find(step)
         manifest = self._store.open_manifest(entry.number)
         whole = share_of(self._store, entry.number)["whole"]

@@ -26,17 +26,23 @@ def delete(context: LocalContext, step: int) -> None:
 
     def work(exchange: Exchange | None) -> None:
         node = context.node
-        offered = None
-        if node is not None:
-            if os.path.isdir(node.directory):  # noqa: PTH112
-                node.lock()
-            node.read()
-            offered = inventory_in_json(node.inventory())
-        found = combine(exchange, "entries", offered, plan, _BUT)
-        if "problem" in found:
-            raise refusal(context, found["problem"], call)
+        try:
+            offered = None
+            if node is not None:
+                if os.path.isdir(node.directory):  # noqa: PTH112
+                    node.lock()
+                node.read()
+                offered = inventory_in_json(node.inventory())
+            found = combine(exchange, "entries", offered, plan, _BUT)
+            if "problem" in found:
+                raise refusal(context, found["problem"], call)
+        except BaseException:
+            if node is not None:
+                node.unlock_again()
+            raise
         if node is not None:
             node.remove(found["gone"])
+            node.note_change()
         combine(exchange, "removed", None, lambda _: None, _BUT_SOME)
 
     context.together(call, _BUT, work)

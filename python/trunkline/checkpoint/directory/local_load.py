@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from datetime import timedelta
+from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ from trunkline.checkpoint.directory.local_save import LocalContext, pieces_kept_
 from trunkline.checkpoint.directory.part import Part, Wanted
 from trunkline.checkpoint.directory.shares import Piece
 from trunkline.checkpoint.nodes.agreement import Conflict, Diverged, Entry, Inventory
-from trunkline.checkpoint.nodes.copies import choose_readers, shares_of
+from trunkline.checkpoint.nodes.copies import choose_readers, readers_of, shares_of
 from trunkline.checkpoint.nodes.node_directory import (
     inventory_in_json,
     inventory_of,
@@ -40,6 +41,7 @@ from trunkline.checkpoint.nodes.run import (
     Refused,
     Run,
     abandoned_steps,
+    latest_step,
     loadable_saves,
     metrics_of,
     plan_continuation,
@@ -159,10 +161,10 @@ class LocalLoading:
         if context.ranks.size > 1:
             context.begin_load(save.step)
         there = found["there"]
-        whole = self.whole_of(exchange, save, list(there.values()))
+        whole = self.whole_of(exchange, save, list(chain(*there.values())))
         state = self._read(exchange, save, whole, there, into, wanted)
         if found["is_latest"]:
-            context.run = Run.of(self._commit(exchange, plans))
+            context.run = Run.of(self._commit(exchange, plans, found["counting"]))
         else:
             context.run = plans[0].run if plans else Run()
         context.fresh, context.attempt = False, None
@@ -183,7 +185,7 @@ class LocalLoading:
         if lock and os.path.isdir(node.directory):  # noqa: PTH112
             node.lock(to_load=True)
             node.is_used = True
-        if node.is_replaced:
+        if node.is_replaced or node.is_changed:
             self._context.must_read = True
         if self._context.must_read:
             node.read()
@@ -193,17 +195,9 @@ class LocalLoading:
     def _list(self, offered: list[Any]) -> dict[str, Any]:
         found = [inventory_of(each) for each in self._context.of_nodes(offered)]
         try:
-            plan = None
-            saves = loadable_saves(found)
-            latest = max((each.step for each in saves), default=None)
-            try:
-                plan = plan_load(found, None)
-                latest = None if plan is None else plan.save.step
-            except Refused:
-                pass  # the latest cannot be loaded; load() says so
+            return {"latest": latest_step(found), "saves": list(map(json_of, loadable_saves(found)))}
         except (Refused, Conflict, Diverged) as error:
             return problem_of(error)
-        return {"latest": latest, "saves": list(map(json_of, saves))}
 
     def _plan(self, offered: list[Any], step: int | None, plans: list[LoadPlan]) -> dict[str, Any]:
         """Decide what is loaded, on rank 0."""
@@ -219,6 +213,7 @@ class LocalLoading:
             "save": json_of(plan.save),
             "is_latest": plan.run is None,
             "there": plan.places,
+            "counting": plan.counting,
             "warnings": [
                 f"{self._context.directory}: step {number} on the nodes {nodes} was abandoned: the run went "
                 "on without them. It is left as it is, and not used"
@@ -265,8 +260,8 @@ class LocalLoading:
                 return whole
         raise AssertionError("a save is on one node or more")
 
-    def _commit(self, exchange: Exchange | None, plans: list[LoadPlan]) -> Entry:
-        """Step 4 of a load: commit its entry on all nodes."""
+    def _commit(self, exchange: Exchange | None, plans: list[LoadPlan], counting: list[str]) -> Entry:
+        """Step 4 of a load: commit its entry on all nodes. counting: what is marked with it."""
         node = self._context.node
         if node is not None:
             node.lock(to_load=True)
@@ -291,7 +286,7 @@ class LocalLoading:
             node.add_continuation(entry)
         combine(exchange, "prepared", None, lambda _: None, _BUT)
         if node is not None:
-            node.commit(entry.id)
+            node.commit([entry.id, *counting])
         combine(exchange, "marked", None, lambda _: None, _BUT)
         return entry
 
@@ -302,11 +297,11 @@ class LocalLoading:
         exchange: Exchange | None,
         save: Entry,
         whole: Mapping[str, Any],
-        there: Mapping[str, int],
+        there: Mapping[str, list[int]],
         into: Any,
         wanted: Wanted,
     ) -> Any:
-        """Return the state, or `into` filled with it. there: the nodes that have it, with their indexes."""
+        """Return the state, or `into` filled with it. there: which nodes have it, as LoadPlan.places."""
         where = f"step {save.step} of {self._context.directory}"
         unknown = set(whole["features"]) - {VIEWS, METRICS}
         if unknown:
@@ -345,7 +340,7 @@ class LocalLoading:
         exchange: Exchange | None,
         save: Entry,
         whole: Mapping[str, Any],
-        there: Mapping[str, int],
+        there: Mapping[str, list[int]],
         memory: list[torch.Tensor],
         *,
         verify: bool,
@@ -354,7 +349,7 @@ class LocalLoading:
 
         A share that one node cannot read is read on another one that keeps it.
         """
-        able = [[node for node in share.nodes if node in there] for share in shares_of(save)]
+        able = [readers_of(share, there) for share in shares_of(save)]
         slices: list[_Slice] = []
         left = list(range(len(able)))
         for attempt in itertools.count():
@@ -362,8 +357,8 @@ class LocalLoading:
                 break
             chosen = choose_readers([able[share] for share in left])
             pieces = {
-                share: self._pieces_to_read(save, whole, share, node, there[node])
-                for share, node in zip(left, chosen, strict=True)
+                share: self._pieces_to_read(save, whole, share, *reader)
+                for share, reader in zip(left, chosen, strict=True)
             }
             failed = [
                 (share, error)
@@ -377,9 +372,9 @@ class LocalLoading:
                 warn_without_failing(f"{what}. It is read on another node that has a copy", caller())
             # A rank may read for as long as it is alive. Only what comes now has a time limit.
             again = combine(exchange, f"read, {attempt}", [share for share, _ in failed], _distinct, _BUT)
-            for share, node in zip(left, chosen, strict=True):
+            for share, reader in zip(left, chosen, strict=True):
                 if share in again:
-                    able[share].remove(node)
+                    able[share].remove(reader)
                 else:
                     slices += [part for _, piece, reader in pieces[share] for part in _slices(piece, reader)]
             left = again

@@ -5,56 +5,54 @@ sent over the process group, and written. The files are read back and compared w
 before the node has the checkpoint.
 """
 
+import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import timedelta
-from itertools import chain, zip_longest
+from itertools import chain
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from trunkline import _core
-from trunkline._core import CheckpointSave, File
+from trunkline._core import CheckpointManifest, CheckpointSave, File
 from trunkline._errors import Corrupt, Format
 from trunkline._logging import Log
 from trunkline._progress import Progress
 from trunkline._tensor_io.memory import empty_bytes
 from trunkline._torch_or_numpy import torch
+from trunkline._warnings import caller, warn_without_failing
 from trunkline.checkpoint.directory import shards as shard_files
 from trunkline.checkpoint.directory.local_load import LocalLoading, agree
 from trunkline.checkpoint.directory.local_save import (
     LocalContext,
     commit_share,
-    pieces_kept_by,
     problem_of,
     refusal,
 )
+from trunkline.checkpoint.directory.refill_moves import Move, plan_moves
 from trunkline.checkpoint.directory.shares import Piece
 from trunkline.checkpoint.lock_wait import retry_while_locked
-from trunkline.checkpoint.nodes.agreement import Conflict, Diverged, Entry
-from trunkline.checkpoint.nodes.copies import choose_readers, shares_of
+from trunkline.checkpoint.nodes.agreement import Conflict, Diverged, Inventory
+from trunkline.checkpoint.nodes.copies import Reader, choose_readers, readers_of, shares_of
 from trunkline.checkpoint.nodes.node_directory import inventory_in_json, inventory_of, state_of_share
 from trunkline.checkpoint.nodes.record import entry_of, json_of
-from trunkline.checkpoint.nodes.run import Refused, places_of, plan_refill
-from trunkline.checkpoint.ranks.group import Exchange
+from trunkline.checkpoint.nodes.run import Refill, Refused, crowded_shares, places_of, plan_refill
+from trunkline.checkpoint.ranks.group import Exchange, rank_error
 from trunkline.checkpoint.ranks.outcomes import combine
 
 _log = Log("checkpoint")
 _BUT = "not all copies were restored"
-_SLICE_BYTES = 16 << 20
 _ROUND_SLICES = 4  # that are on their way at a time
 
 
-class Move(NamedTuple):
-    """Bytes that one rank reads in a shard of its node, and another writes into a shard of the new node."""
+class _Unreadable(Exception):
+    """Some nodes could not read shares; the same on all ranks."""
 
-    reader: int
-    from_shard: int
-    from_offset: int
-    writer: int
-    to_shard: int
-    to_offset: int
-    nbytes: int
+    def __init__(self, found: "set[tuple[int, Reader]]", why: dict[int, str]) -> None:
+        """found: the owners of the shares, and who read them; why: of each rank that failed."""
+        super().__init__("; ".join(why.values()))
+        self.found, self.why = found, why
 
 
 def restore_copies(context: LocalContext, loading: LocalLoading, group: Callable[[], Any]) -> list[int]:
@@ -69,14 +67,28 @@ def restore_copies(context: LocalContext, loading: LocalLoading, group: Callable
             node.read()
             node.make_id()
             offered = inventory_in_json(node.inventory())
-        found = combine(exchange, "entries", offered, lambda values: _plan(context.of_nodes(values)), _BUT)
+        found = combine(
+            exchange, "entries", offered, lambda each: _plan(context, context.of_nodes(each)), _BUT
+        )
         if "problem" in found:
             raise refusal(context, found["problem"], call)
+        for text in found["warnings"]:
+            warn_without_failing(text, caller())
+        failed: list[Exception] = []
+        steps = set()
         for number, about in enumerate(found["planned"]):
             refill = _Refill(context, exchange, about, f"{number + 1} of {len(found['planned'])}")
-            whole = loading.whole_of(exchange, refill.save, list(about["there"].values()), refill.topic)
-            refill.run(whole, group())
-        return sorted({int(about["save"]["step"]) for about in found["planned"]})
+            whole = loading.whole_of(
+                exchange, refill.save, list(chain(*about["there"].values())), refill.topic
+            )
+            error = refill.run(whole, group)
+            if error is None:
+                steps.add(refill.save.step)
+            else:
+                failed.append(error)
+        if failed:
+            raise failed[0]
+        return sorted(steps)
 
     try:
         steps: list[int] = context.together(call, _BUT, work)
@@ -86,10 +98,10 @@ def restore_copies(context: LocalContext, loading: LocalLoading, group: Callable
     return steps
 
 
-def _plan(offered: Sequence[Any]) -> dict[str, Any]:
+def _plan(context: LocalContext, offered: Sequence[Any]) -> dict[str, Any]:
     found = [inventory_of(each) for each in offered]
     try:
-        planned = plan_refill(found)
+        planned = plan_refill(found, context.domains)
     except (Refused, Conflict, Diverged) as error:
         return problem_of(error)
     return {
@@ -101,53 +113,26 @@ def _plan(offered: Sequence[Any]) -> dict[str, Any]:
                 "there": places_of(found, each.save),
             }
             for each in planned
-        ]
+        ],
+        "warnings": _about_domains(context, found, planned),
     }
 
 
-def plan_moves(
-    save: Entry,
-    whole: Mapping[str, Any],
-    lost: str,
-    sources: Mapping[str, Sequence[int]],
-    writers: Sequence[int],
-) -> list[Move]:
-    """Return how the shards of a lost node are rebuilt.
-
-    sources: the nodes that have the save, with their ranks; writers: the ranks of the new node.
-    """
-    target = pieces_kept_by(save.nodes.index(lost), whole)
-    shares = {share.owner: [node for node in share.nodes if node in sources] for share in shares_of(save)}
-    owners = sorted({kept.owner for kept in target})
-    chosen = dict(zip(owners, choose_readers([shares[save.nodes[each]] for each in owners]), strict=True))
-    by_tensor: dict[tuple[int, int], list[tuple[str, Any]]] = {}
-    for owner, node in chosen.items():
-        for have in pieces_kept_by(save.nodes.index(node), whole):
-            if have.owner == owner:
-                by_tensor.setdefault((owner, have.piece.tensor), []).append((node, have))
-    moves: dict[int, list[Move]] = {owner: [] for owner in owners}
-    for kept in target:
-        left = kept.piece.end - kept.piece.begin
-        for node, have in by_tensor.get((kept.owner, kept.piece.tensor), ()):
-            begin = max(kept.piece.begin, have.piece.begin)
-            end = min(kept.piece.end, have.piece.end)
-            left -= max(0, end - begin)
-            moves[kept.owner] += [
-                Move(
-                    sources[node][have.shard % len(sources[node])],
-                    have.shard,
-                    have.offset + at - have.piece.begin,
-                    writers[kept.shard % len(writers)],
-                    kept.shard,
-                    kept.offset + at - kept.piece.begin,
-                    min(_SLICE_BYTES, end - at),
-                )
-                for at in range(begin, end, _SLICE_BYTES)
-            ]
-        if left != 0:
-            raise Format(None, f"step {save.step}: the nodes have not written the whole of {kept.name}")
-    # In turn, so that several nodes read at a time.
-    return [move for move in chain(*zip_longest(*moves.values())) if move is not None]
+def _about_domains(context: LocalContext, found: Sequence[Inventory], planned: Sequence[Refill]) -> list[str]:
+    """Return a warning for each step of which a domain will have two copies."""
+    texts = []
+    for save in {each.save.id: each.save for each in planned}.values():
+        places = {
+            **places_of(found, save),
+            **{each.lost: [each.place] for each in planned if each.save == save},
+        }
+        domains = {node: [context.domains[each] for each in there] for node, there in places.items()}
+        if crowded_shares(save, domains):
+            texts.append(
+                f"{context.directory}: of step {save.step}, two copies are in one domain: no node of another "
+                "one is free. The loss of that domain can lose bytes"
+            )
+    return texts
 
 
 class _Refill:
@@ -162,12 +147,50 @@ class _Refill:
         self._exchange = exchange
         self._lost: str = about["lost"]
         self._place: int = about["place"]
-        self._there: Mapping[str, int] = about["there"]
+        self._there: Mapping[str, list[int]] = about["there"]
         self._transaction: CheckpointSave | None = None  # on the first rank of the new node
         self._failure: Exception | None = None  # of this rank, which the others do not know yet
+        self._unreadable: set[tuple[int, Reader]] = set()  # shares, and who could not read them
+        self._manifest: CheckpointManifest | None = None  # of this node
 
-    def run(self, whole: Mapping[str, Any], group: Any) -> None:
-        """Make the files, and commit them. Raises the error of any rank on all."""
+    def run(self, whole: Mapping[str, Any], group: Callable[[], Any]) -> Exception | None:
+        """Make the files, and commit them; return why not, if the shares cannot be read on any node.
+
+        A share that one node cannot read is read on another one that has it. Raises other errors.
+        """
+        able = {
+            owner: readers_of(share, self._there)
+            for owner, share in enumerate(shares_of(self.save))
+            if self._lost in share.nodes
+        }
+        for attempt in itertools.count():
+            chosen = dict(zip(able, choose_readers(list(able.values())), strict=True))
+            failed = self._attempt_all(whole, chosen, group, f"{self.topic}, {attempt}")
+            if failed is None:
+                break
+            own, self._failure = self._failure, None
+            if own is not None:
+                warn_without_failing(f"{own}. Another copy is read, if there is one", caller())
+            for owner, reader in failed.found:
+                able[owner].remove(reader)
+            if not all(able.values()):
+                rank, why = next(iter(failed.why.items()))
+                return own if own is not None else rank_error(rank, f"rank {rank} failed: {why}")
+        return None
+
+    def _attempt_all(
+        self, whole: Mapping[str, Any], chosen: Mapping[int, Reader], group: Callable[[], Any], topic: str
+    ) -> _Unreadable | None:
+        """Make the files once; return what could not be read."""
+        try:
+            self._run(whole, chosen, group, topic)
+        except _Unreadable as error:
+            return error
+        return None
+
+    def _run(
+        self, whole: Mapping[str, Any], chosen: Mapping[int, Reader], group: Callable[[], Any], topic: str
+    ) -> None:
         nodes = self._context.nodes
         first = nodes.ranks_of(self._place)[0]
         is_first = self._context.ranks.rank == first
@@ -175,29 +198,35 @@ class _Refill:
         try:
             placed = combine(
                 self._exchange,
-                f"placed, {self.topic}",
+                f"placed, {topic}",
                 self._begin(len(shards)) if is_first else None,
                 itemgetter(first),
                 _BUT,
             )
-            paths = [each["path"] for each in placed]
-            ranks = self._make_ranks(group)
+            moves = plan_moves(
+                self.save, whole, self._lost, chosen, nodes.ranks_of, nodes.ranks_of(self._place)
+            )
+            ranks = self._make_ranks(group())
             try:
-                self._copy(ranks, whole, shards, paths)
+                self._copy(ranks, moves, whole, shards, [each["path"] for each in placed])
             finally:
                 ranks.close()
             if is_first:
                 self._commit(whole, placed)
-            combine(self._exchange, f"refilled, {self.topic}", None, lambda _: None, _BUT)
+            combine(self._exchange, f"refilled, {topic}", None, lambda _: None, _BUT)
         except BaseException:
-            if self._transaction is not None:
-                with suppress(OSError):
-                    self._transaction.abandon()
+            self._abandon()
             raise
         if is_first:
             _log.info(
                 "%s: has what node %s had of step %d", self._context.directory, self._lost, self.save.step
             )
+
+    def _abandon(self) -> None:
+        save, self._transaction = self._transaction, None
+        if save is not None:
+            with suppress(OSError):
+                save.abandon()
 
     def _make_ranks(self, group: Any) -> Any:
         from trunkline.checkpoint.reading_ranks import ReadingRanks
@@ -229,21 +258,20 @@ class _Refill:
         commit_share(save, index, whole, located, state_of_share(self.save, whole, lost))
         self._transaction = None
         save.release()
+        self._context.must_collect = True  # what was damaged, and is replaced now
         node.add_save(self.save, lost)
-        node.commit(self.save.id)
+        node.commit([self.save.id])
 
     def _copy(
         self,
         ranks: Any,
+        moves: Sequence[Move],
         whole: Mapping[str, Any],
         shards: Sequence[Mapping[str, Any]],
         paths: Sequence[str],
     ) -> None:
         """Read, send and write all bytes, and verify what was written."""
-        nodes, own = self._context.nodes, self._context.ranks.rank
-        writers = nodes.ranks_of(self._place)
-        sources = {node: nodes.ranks_of(place) for node, place in self._there.items()}
-        moves = plan_moves(self.save, whole, self._lost, sources, writers)
+        own, writers = self._context.ranks.rank, self._context.nodes.ranks_of(self._place)
         mine = [number for number in range(len(shards)) if writers[number % len(writers)] == own]
         with ExitStack() as files:
             written: dict[int, File] = {}
@@ -256,8 +284,10 @@ class _Refill:
             for begin in range(0, len(moves), _ROUND_SLICES):
                 batch = moves[begin : begin + _ROUND_SLICES]
                 memory = [empty_bytes(each.nbytes * (own in (each.reader, each.writer))) for each in batch]
-                self._attempt(self._read, files, read, batch, memory)
-                agree(ranks, self._failure)
+                for move, view in zip(batch, memory, strict=True):
+                    if move.reader == own:
+                        self._attempt_to_read(files, read, move, view)
+                self._check(ranks)
                 _send(ranks, batch, memory)
                 self._attempt(_write, own, written, batch, memory)
                 progress.add(sum(each.nbytes for each in batch))
@@ -266,7 +296,29 @@ class _Refill:
                 self._attempt(file.sync)
         for number in mine:
             self._attempt(_verify, paths[number], shards[number])
-        agree(ranks, self._failure)
+        self._check(ranks)
+
+    def _check(self, ranks: Any) -> None:
+        """Raise on all ranks if one has failed: _Unreadable if another node may have what it should read."""
+        failed, unreadable = self._failure, self._unreadable
+        self._unreadable = set()
+        theirs = ranks.gather((None if failed is None else str(failed), sorted(unreadable)))
+        if not any(found for _, found in theirs) or any(why and not found for why, found in theirs):
+            agree(ranks, failed)
+            return
+        found = {(owner, Reader(*reader)) for _, each in theirs for owner, reader in each}
+        raise _Unreadable(found, {rank: why for rank, (why, _) in enumerate(theirs) if why is not None})
+
+    def _attempt_to_read(
+        self, files: ExitStack, read: dict[int, File], move: Move, view: torch.Tensor
+    ) -> None:
+        if self._failure is not None:
+            return
+        try:
+            self._read(files, read, move, view)
+        except OSError as error:
+            self._failure = error
+            self._unreadable.add((move.owner, move.source))
 
     def _attempt(self, act: Callable[..., object], *arguments: Any) -> None:
         """Do what only this rank does, unless it has failed before."""
@@ -299,25 +351,30 @@ class _Refill:
         file.pwrite(head, 0)
         written[number] = file
 
-    def _read(
-        self,
-        files: ExitStack,
-        read: dict[int, File],
-        batch: Sequence[Move],
-        memory: Sequence[torch.Tensor],
-    ) -> None:
-        for move, view in zip(batch, memory, strict=True):
-            if move.reader != self._context.ranks.rank:
-                continue
-            if move.from_shard not in read:
-                path = self._shard_path(move.from_shard)
-                read[move.from_shard] = files.enter_context(_core.open(path, engine=self._context.engine))
-            read[move.from_shard].pread(view, move.from_offset)
-
-    def _shard_path(self, shard: int) -> str:
-        store = _core.CheckpointStore(f"{self._context.path}/saves", create=False)
-        paths: list[str] = store.open_manifest(self.save.number).shard_paths()
-        return paths[shard]
+    def _read(self, files: ExitStack, read: dict[int, File], move: Move, view: torch.Tensor) -> None:
+        """Read some bytes, and compare the chunks that have them with their checksums."""
+        if self._manifest is None:
+            store = _core.CheckpointStore(f"{self._context.path}/saves", create=False)
+            self._manifest = store.open_manifest(self.save.number)
+        manifest, shard = self._manifest, move.from_shard
+        path = manifest.shard_paths()[shard]
+        if shard not in read:
+            read[shard] = files.enter_context(_core.open(path, engine=self._context.engine))
+        size = manifest.chunk_bytes
+        begin = move.from_offset // size * size
+        end = min(-(-(move.from_offset + move.nbytes) // size) * size, manifest.shard_bytes()[shard])
+        window = empty_bytes(end - begin)
+        read[shard].pread(window, begin)
+        sums = manifest.shard_checksums(shard)
+        for at in range(begin, end, size):
+            if _core.crc32c(window[at - begin : min(at + size, end) - begin]) != sums[at // size]:
+                raise Corrupt(
+                    None,
+                    f"{path} is corrupt: chunk {at // size} (bytes {at} to {min(at + size, end)}) does not "
+                    "match the checksum it was written with",
+                    path,
+                )
+        view.copy_(window[move.from_offset - begin :][: move.nbytes])
 
 
 def _send(ranks: Any, batch: Sequence[Move], memory: Sequence[torch.Tensor]) -> None:
@@ -349,7 +406,7 @@ def _verify(path: str, shard: Mapping[str, Any]) -> None:
             if shard_files.format_crc32c([_core.crc32c(part)]) != expected:
                 raise Corrupt(
                     None,
-                    f"{path}: bytes {begin} to {begin + len(part)} were copied from another node, and do not "
-                    "match the checksum they were saved with; verify() on each node finds the damaged one",
+                    f"{path}: bytes {begin} to {begin + len(part)} are read otherwise than they were "
+                    "written; the disk of this node is at fault, or its memory",
                     path,
                 )

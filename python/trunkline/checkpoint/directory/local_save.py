@@ -42,7 +42,7 @@ class LocalContext(SaveContext):
     """What all saves and loads of a Checkpointer with local=True share.
 
     nodes: which ranks share a directory. node: the directory, on the first rank of each node. kept_by: which
-    nodes keep the share of each; empty: each its own. run: None
+    nodes keep the share of each; empty: each its own. domains: of the nodes. run: None
     before the first save or load. attempt: what it is if the save counts that was begun last, and has not
     succeeded. fresh: the first save starts over. must_read: the directory may
     have changed, as when a save has failed. must_collect: it may have shards that no manifest names.
@@ -51,6 +51,7 @@ class LocalContext(SaveContext):
     nodes: Nodes = field(default_factory=lambda: Nodes((0,)))
     node: NodeDirectory | None = None
     kept_by: KeptBy = ()
+    domains: list[str] = field(default_factory=list)
     path: str = ""
     run: Run | None = None
     attempt: Run | None = None
@@ -156,7 +157,7 @@ class LocalSave(StepSave):
         self._prepare(assembled["whole"])
         combine(exchange, "prepared", None, lambda _: None)
         if context.node is not None:
-            context.node.commit(self._entry.id)
+            context.node.commit([self._entry.id, *self._placement["counting"]])
         combine(exchange, "marked", None, lambda _: None)
         if exchange is not None:
             self._exchange = None  # errors from now on are not published
@@ -176,7 +177,7 @@ class LocalSave(StepSave):
         node.lock()
         node.is_used = True
         node.take_over()
-        if self._context.must_read:
+        if self._context.must_read or node.is_changed:
             node.read()
             self._context.must_read = False
         if self._context.must_collect:
@@ -204,7 +205,8 @@ class LocalSave(StepSave):
             return {**compared, **problem_of(error)}
         left = () if run is None else run.left
         context.attempt = Run(plan.entry.branch, plan.entry.history, left=left)
-        return {**compared, "entry": json_of(plan.entry), "removable": list(plan.removable)}
+        names = {"counting": plan.counting, "removable": plan.removable}
+        return {**compared, "entry": json_of(plan.entry), **names}
 
     def _volumes(self) -> int | None:
         node = self._context.node

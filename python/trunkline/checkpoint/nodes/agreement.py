@@ -16,7 +16,8 @@ A save, of which rank 0 is the coordinator:
      checksums and the nodes that hold them, and sends it to all. Nobody has it before all shares are durable.
   4. Every node writes the entry with the manifest durably, and reports: the entry is *prepared* there.
   5. When it is prepared on all of its nodes, the coordinator tells them so.
-  6. Every node durably marks the entry as *committed*, and reports.
+  6. Every node durably marks the entry as *committed*, and reports. With it, it marks the saves of the
+     lineage, below, that count and that it has: so they still count when nodes are lost that have them.
   7. When it is committed on all of its nodes, the coordinator tells them, and the save has succeeded: no
      handle.wait() returns before. Until then it has failed or not; a load finds out.
   8. Only now each node may remove earlier entries of the lineage, below, and those of which nobody was told
@@ -92,14 +93,16 @@ class Entry:
 class Inventory:
     """The entries that a node has.
 
-    committed: the ids of those that are. damaged: the numbers of those that it cannot read any more, and why.
-    in_place_of: of the ids of saves, the node that was lost whose share and copies it has been given.
+    committed: the ids of those that are. damaged: the numbers of those that it cannot read, and why.
+    marked: the ids that it has marked as committed, also of those that it cannot read. in_place_of: of ids of
+    saves, the lost node whose share and copies it has been given.
     """
 
     node: str
     prepared: tuple[Entry, ...] = ()
     committed: frozenset[str] = frozenset()
     damaged: tuple[tuple[int, str], ...] = ()
+    marked: frozenset[str] = frozenset()
     in_place_of: tuple[tuple[str, str], ...] = ()
 
     def as_node(self, entry: Entry) -> str:
@@ -210,13 +213,17 @@ def needed_damaged(inventories: Iterable[Inventory]) -> tuple[str, str] | None:
     An entry has a higher number than all that its nodes had seen, and supersedes them. So what a node cannot
     read is not needed if an entry with a higher number that names the node is committed on any node. If one
     with the same number is, it is the entry itself: before that was committed it was prepared on this node.
+    Nor is it needed if another node has what this one has marked under that number: as a node has that is in
+    the place of a lost one.
     """
     found = list(inventories)
+    entries = [entry for each in found for entry in each.prepared]
     committed = [entry for each in found for entry in each.prepared if entry.id in each.committed]
     for each in found:
         last = max((entry.number for entry in committed if each.node in entry.nodes), default=0)
+        known = {entry.number for entry in entries if entry.id in each.marked}
         for number, why in each.damaged:
-            if number > last:
+            if number > last and number not in known:
                 return each.node, why
     return None
 

@@ -1,8 +1,8 @@
 """Which nodes keep the bytes that a node saves: the copies of its share. Pure functions."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from trunkline.checkpoint.nodes.agreement import Entry
 
@@ -77,14 +77,29 @@ def lost_copies(entry: Entry, holders: Collection[str]) -> list[str]:
     return [node for node in entry.nodes if node not in holders] if entry.kept_by else []
 
 
-def choose_readers(able: Sequence[Sequence[str]]) -> list[str]:
+class Reader(NamedTuple):
+    """A node that can read a share. node: as which it has that; place: which it is of those there."""
+
+    node: str
+    place: int
+
+
+def readers_of(share: Share, there: Mapping[str, Sequence[int]]) -> list[Reader]:
+    """Return who can read a share. there: the nodes that have the save, and which they are."""
+    return [Reader(node, place) for node in share.nodes for place in there.get(node, ())]
+
+
+_Node = TypeVar("_Node", bound=Hashable)
+
+
+def choose_readers(able: Sequence[Sequence[_Node]]) -> list[_Node]:
     """Return which node reads each share, given those that can: as equally many each as possible.
 
     The same on all ranks.
     """
-    shares_of_node: Counter[str] = Counter()
-    chosen = [""] * len(able)
+    shares_of_node: Counter[_Node] = Counter()
+    chosen: dict[int, _Node] = {}
     for share in sorted(range(len(able)), key=lambda share: len(able[share])):  # the least choice first
         chosen[share] = min(able[share], key=lambda node: shares_of_node[node])
         shares_of_node[chosen[share]] += 1
-    return chosen
+    return [chosen[share] for share in range(len(able))]

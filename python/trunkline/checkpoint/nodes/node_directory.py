@@ -76,6 +76,7 @@ class NodeDirectory:
         self.is_used = False  # by a save or load of this process
         self._new_lock: int | None = None  # the descriptor, if the last lock() has locked it
         self.is_replaced = False  # another object of this process has gone on in the directory
+        self.is_changed = False  # another object of this process has removed something since it was read
         self._others: WeakSet[NodeDirectory] = WeakSet()  # of this process, which have used the directory
         self._saves: dict[str, Entry] = {}
         self._in_place_of: dict[str, str] = {}  # of the ids of saves: the lost node whose share this is
@@ -89,6 +90,7 @@ class NodeDirectory:
 
     def read(self) -> None:
         """Read again what is on the disk."""
+        self.is_changed = False
         record = _read_record(self.directory)
         if not record.id:
             self._check_new()
@@ -150,7 +152,8 @@ class NodeDirectory:
         ordered = tuple(sorted(entries.values(), key=lambda each: (each.number, each.id)))
         damaged = tuple((number, self._why_needed(number)) for number in sorted(self.damaged))
         in_place_of = tuple(sorted(self._in_place_of.items()))
-        return Inventory(self.id, ordered, self._record.committed & entries.keys(), damaged, in_place_of)
+        marked = self._record.committed
+        return Inventory(self.id, ordered, marked & entries.keys(), damaged, marked, in_place_of)
 
     def _why_needed(self, number: int) -> str:
         """Return what is wrong with a damaged share, and what to do if it is needed."""
@@ -229,6 +232,11 @@ class NodeDirectory:
         for each in self._others:
             each.is_replaced = each is not self
 
+    def note_change(self) -> None:
+        """Note that other objects of this process have to read the directory again."""
+        for each in self._others:
+            each.is_changed = each.is_changed or each is not self
+
     def make_id(self) -> None:
         """Give the node an id, durably, unless it has one."""
         if not self.id:
@@ -237,6 +245,7 @@ class NodeDirectory:
     def add_save(self, entry: Entry, lost: str | None = None) -> None:
         """Note that the share of a save is committed in `store`: it is prepared. lost: whose share it is."""
         self._saves[entry.id] = entry
+        self.damaged.pop(entry.number, None)
         if lost is not None:
             self._in_place_of[entry.id] = lost
 
@@ -245,12 +254,12 @@ class NodeDirectory:
         known = self._record.continuations
         self._write(replace(self._record, continuations={**known, entry.id: entry}))
 
-    def commit(self, name: str) -> None:
-        """Mark an entry as committed, durably."""
-        last = self._record.last
-        if name in self._saves and (last is None or last.number < self._saves[name].number):
-            last = self._saves[name]
-        self._write(replace(self._record, committed=self._record.committed | {name}, last=last))
+    def commit(self, names: Iterable[str]) -> None:
+        """Mark entries as committed, durably, those of them that this node has."""
+        marked = {each for each in names if each in self._saves or each in self._record.continuations}
+        saves = [self._saves[each] for each in marked if each in self._saves]
+        last = max([*saves, *filter(None, [self._record.last])], key=lambda each: each.number, default=None)
+        self._write(replace(self._record, committed=self._record.committed | marked, last=last))
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove entries, durably: first those of saves, with their shares."""
@@ -329,6 +338,7 @@ def inventory_in_json(inventory: Inventory) -> dict[str, Any]:
         "prepared": [json_of(each) for each in inventory.prepared],
         "committed": sorted(inventory.committed),
         "damaged": inventory.damaged,
+        "marked": sorted(inventory.marked),
         "in_place_of": inventory.in_place_of,
     }
 
@@ -338,7 +348,8 @@ def inventory_of(about: Mapping[str, Any]) -> Inventory:
     prepared = tuple(entry_of(each) for each in about["prepared"])
     damaged = tuple((number, why) for number, why in about["damaged"])
     in_place_of = tuple((name, node) for name, node in about["in_place_of"])
-    return Inventory(about["node"], prepared, frozenset(about["committed"]), damaged, in_place_of)
+    committed, marked = frozenset(about["committed"]), frozenset(about["marked"])
+    return Inventory(about["node"], prepared, committed, damaged, marked, in_place_of)
 
 
 def state_of_share(entry: Entry, whole: Mapping[str, Any], lost: str | None = None) -> dict[str, Any]:

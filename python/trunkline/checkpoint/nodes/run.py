@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice, permutations
 from typing import NamedTuple
 
 from trunkline.checkpoint.nodes.agreement import (
@@ -49,6 +50,9 @@ def after_failure(found: Sequence[Inventory], run: Run | None, attempt: Run | No
     return attempt if latest is not None and attempt is not None and latest.branch == attempt.branch else run
 
 
+_MOST_WAYS = 1000  # of placing copies on new nodes that are compared
+
+
 class Refused(Exception):
     """Nothing was saved or loaded, for the reason in the text. kind: that of the error to raise for it."""
 
@@ -71,9 +75,14 @@ def _decide(found: Sequence[Inventory]) -> Decision:
 
 @dataclass(frozen=True)
 class SavePlan:
-    """The entry of a save, and the ids of those that may be removed once it is committed on all nodes."""
+    """The entry of a save.
+
+    counting: the ids of the saves that count and that it continues from, which are marked with it. removable:
+    of those that may be removed once it is committed on all nodes.
+    """
 
     entry: Entry
+    counting: tuple[str, ...]
     removable: tuple[str, ...]
 
 
@@ -125,7 +134,8 @@ def plan_save(
         if rules.keep is not None:
             gone |= set(run.left) | {each.id for each in decision.undecided if entry.supersedes(each)}
     gone |= _superfluous(found, decision, gone)
-    return SavePlan(entry, tuple(sorted(gone)))
+    counting = () if run is None else tuple(each.id for each in decision.saves if entry.continues(each))
+    return SavePlan(entry, counting, tuple(sorted(gone)))
 
 
 def _removable(decision: Decision, saves: Sequence[Entry], new: Entry, rules: Rules) -> set[str]:
@@ -182,13 +192,16 @@ def _superfluous(found: Sequence[Inventory], decision: Decision, gone: Collectio
 class LoadPlan:
     """What to load: a save, and the entry from which the run goes on.
 
-    places: by the ids of the nodes that have the save, which they are of those that are there. run: goes back
-    to the save; None if that is the latest: then the load is an entry.
+    places: by the ids of the nodes that have the save, which they are of those that are there: several where
+    one is in the place of another that has returned. counting: the ids of the saves that it continues from,
+    which are marked with its entry. run: goes back to the save; None if that is the latest: then the load is
+    an entry.
     """
 
     save: Entry
     chosen: Entry
-    places: Mapping[str, int]
+    places: Mapping[str, list[int]]
+    counting: tuple[str, ...]
     run: Run | None
 
 
@@ -213,23 +226,32 @@ def plan_load(found: Sequence[Inventory], step: int | None) -> LoadPlan | None:
             "incomplete",
             f"step {what} cannot be loaded: its bytes on {', '.join(absent) or 'other nodes'} are not "
             f"here{_loadable(decision)}. Bring back the nodes with these ids, which are in "
-            "trunkline-node.json, or load another step",
+            f"trunkline-node.json,{_or_restore(found)} or load another step",
         )
     latest = decision.latest
     assert latest is not None
     if save == decision.save:
-        return LoadPlan(save, latest, places_of(found, save), None)
+        counting = tuple(each.id for each in decision.saves)
+        return LoadPlan(save, latest, places_of(found, save), counting, None)
     left = tuple(each.id for each in decision.saves if not save.continues(each))
-    return LoadPlan(save, save, places_of(found, save), Run(start=save, latest=latest.id, left=left))
+    return LoadPlan(save, save, places_of(found, save), (), Run(start=save, latest=latest.id, left=left))
 
 
-def places_of(found: Sequence[Inventory], save: Entry) -> dict[str, int]:
+def places_of(found: Sequence[Inventory], save: Entry) -> dict[str, list[int]]:
     """Return the nodes that have a save, and which of `found` they are, or who is in their place."""
-    places: dict[str, int] = {}
+    places: dict[str, list[int]] = {}
     for index, each in enumerate(found):
-        if save in each.prepared and (each.as_node(save) not in places or each.as_node(save) == each.node):
-            places[each.as_node(save)] = index
+        if save in each.prepared:
+            places.setdefault(each.as_node(save), []).append(index)
     return dict(sorted(places.items()))
+
+
+def _or_restore(found: Sequence[Inventory]) -> str:
+    """Return what else to do where nodes that are there cannot read what they have."""
+    damaged = [each.node for each in found if each.damaged]
+    if not damaged:
+        return ""
+    return f" restore what is damaged on {', '.join(damaged)} (opening the directory there names the file),"
 
 
 def _lacks_nodes(decision: Decision, save: Entry) -> bool:
@@ -242,6 +264,12 @@ def _missing_owners(decision: Decision, save: Entry | None) -> list[str]:
     if save is None:
         return []
     return [share.owner for share in missing_shares(shares_of(save), decision.holders.get(save.id, ()))]
+
+
+def latest_step(found: Sequence[Inventory]) -> int | None:
+    """Return the latest step of these nodes, whether or not they can load it; None: there is none."""
+    latest = _decide(found).latest
+    return None if latest is None else latest.step
 
 
 def loadable_saves(found: Sequence[Inventory]) -> list[Entry]:
@@ -295,26 +323,53 @@ class Refill(NamedTuple):
     place: int
 
 
-def plan_refill(found: Sequence[Inventory]) -> list[Refill]:
-    """Plan how nodes without a save are given what lost ones had of it. found: of all nodes, each with an id.
+def plan_refill(found: Sequence[Inventory], domains: Sequence[str]) -> list[Refill]:
+    """Plan how nodes without a save are given what lost ones had of it, the latest save first.
 
-    A node that has lost its share gets that again. Otherwise it is one that the save does not know.
+    found: of all nodes, each with an id; domains: that of each. A node that has lost its share gets that
+    again. Otherwise it is one that the save does not know, in another domain than the copies if there is one.
     """
     decision = _decide(found)
     planned: list[Refill] = []
-    for save in _loadable_saves(decision):
+    for save in reversed(_loadable_saves(decision)):
         free = [index for index, each in enumerate(found) if _has_room_for(each, save)]
         lost = lost_copies(save, decision.holders[save.id])
-        again = [(name, index) for name in lost for index in free if found[index].node == name]
+        again = {name: index for name in lost for index in free if found[index].node == name}
         new = [index for index in free if found[index].node not in save.nodes]
-        others = zip([name for name in lost if name not in dict(again)], new, strict=False)
-        planned += [Refill(save, name, index) for name, index in sorted([*again, *others])]
+        names = [name for name in lost if name not in again]
+        domains_of = {
+            node: [domains[index] for index in places] for node, places in places_of(found, save).items()
+        }
+        domains_of |= {name: [domains[index]] for name, index in again.items()}
+        chosen = min(
+            islice(permutations(new, min(len(new), len(names))), _MOST_WAYS),
+            key=lambda way: crowded_shares(
+                save,
+                {**domains_of, **{name: [domains[each]] for name, each in zip(names, way, strict=False)}},
+            ),
+        )
+        everyone = [*again.items(), *zip(names, chosen, strict=False)]
+        planned += [Refill(save, name, index) for name, index in sorted(everyone)]
     return planned
 
 
+def crowded_shares(save: Entry, domains_of: Mapping[str, Sequence[str]]) -> int:
+    """Return how many shares have two copies in one domain. domains_of: those of the nodes that have it."""
+    crowded = 0
+    for share in shares_of(save):
+        used = [domain for node in share.nodes for domain in domains_of.get(node, ())]
+        crowded += len(set(used)) < len(used)
+    return crowded
+
+
 def _has_room_for(node: Inventory, save: Entry) -> bool:
-    """Whether nothing has the number of a save, which names its directory."""
-    taken = {each.number for each in node.prepared if each.base is None} | {each for each, _ in node.damaged}
+    """Whether nothing else has the number of a save, which names its directory.
+
+    What is damaged under that number is replaced if it is known to be of this save.
+    """
+    taken = {each.number for each in node.prepared if each.base is None}
+    if save.id not in node.marked:
+        taken |= {each for each, _ in node.damaged}
     return save.number not in taken
 
 
