@@ -8,12 +8,15 @@ import pytest
 from trunkline.checkpoint.nodes.agreement import Entry, Inventory, decide
 from trunkline.checkpoint.nodes.run import (
     NewSave,
+    Refill,
     Refused,
     Run,
     abandoned_steps,
+    crowded_shares,
     loadable_saves,
     plan_continuation,
     plan_load,
+    plan_refill,
     plan_removal,
     plan_save,
     steps_with_lost_copies,
@@ -232,6 +235,32 @@ def test_what_goes_with_a_deleted_step() -> None:
         plan_removal(found, 9)
     alone = entry(2, (A, "lost"))  # cannot be loaded
     assert plan_removal([Inventory(A, (alone, latest), frozenset({"save 2", "save 5"}))], 2) == ["save 2"]
+
+
+def test_shares_with_two_copies_in_one_domain() -> None:
+    saved = replace(entry(1, (A, B, "c")), kept_by=((0, 1), (1, 2), (2, 0)))
+    assert crowded_shares(saved, {A: ["r1"], B: ["r2"], "c": ["r3"]}) == 0
+    assert crowded_shares(saved, {A: ["r1"], B: ["r1"], "c": ["r3"]}) == 1
+    assert crowded_shares(saved, {A: ["r1"], B: ["r1"]}) == 1
+    # One that has come back, and the one in its place.
+    assert crowded_shares(saved, {A: ["r1", "r1"], B: ["r2", "r3"], "c": ["r3"]}) == 0
+
+
+def test_nodes_are_refilled_where_there_is_room() -> None:
+    nodes = (A, B, "lost", "other")
+    saves = [replace(entry(step, nodes), kept_by=((0, 2), (1, 3), (2, 0), (3, 1))) for step in (1, 2)]
+    ids = frozenset(each.id for each in saves)
+    found = [*(replace(each, committed=ids) for each in both(*saves)), Inventory("x"), Inventory("y")]
+    planned = plan_refill(found, ["r1", "r2", "r2", "r1"])
+    assert planned == [
+        Refill(saves[step], lost, place) for step in (1, 0) for lost, place in (("lost", 2), ("other", 3))
+    ]
+    swapped = plan_refill(found, ["r1", "r2", "r1", "r2"])
+    assert [(each.lost, each.place) for each in swapped[:2]] == [("lost", 3), ("other", 2)]
+    taken = [*found[:3], Inventory("y", (replace(entry(9), number=2),))]
+    assert [each.save.step for each in plan_refill(taken, ["r1", "r2", "r2", "r1"])] == [2, 1, 1]
+    damaged = replace(found[2], damaged=((2, "why"),), marked=frozenset({"save 2"}))  # is replaced
+    assert plan_refill([*found[:2], damaged, found[3]], ["r1", "r2", "r2", "r1"]) == planned
 
 
 def test_steps_with_lost_copies() -> None:

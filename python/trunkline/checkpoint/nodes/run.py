@@ -357,8 +357,8 @@ def crowded_shares(save: Entry, domains_of: Mapping[str, Sequence[str]]) -> int:
     """Return how many shares have two copies in one domain. domains_of: those of the nodes that have it."""
     crowded = 0
     for share in shares_of(save):
-        used = [domain for node in share.nodes for domain in domains_of.get(node, ())]
-        crowded += len(set(used)) < len(used)
+        there = [domains_of[node] for node in share.nodes if node in domains_of]
+        crowded += len({domain for domains in there for domain in domains}) < len(there)
     return crowded
 
 
