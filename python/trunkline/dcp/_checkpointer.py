@@ -199,7 +199,9 @@ class Checkpointer:
                 if is_known and self._is_replaced(call, chosen, commits):
                     _log.info("%s: step %d is gone, or saved again; reading again", self._path, chosen)
                     continue
-                raise self._own_error(failed) from None
+                if isinstance(failed, CheckpointException):
+                    raise self._own_error(failed) from None
+                raise
             self._known.update(commits)
             _log.info("%s: step %d is loaded", self._path, chosen)
             return int(chosen)
@@ -445,10 +447,8 @@ class Checkpointer:
         except CheckpointException as failed:
             raise self._own_error(failed) from None
 
-    def _own_error(self, failed: BaseException) -> BaseException:
+    def _own_error(self, failed: CheckpointException) -> BaseException:
         """Return the error of this rank that torch has raised, or RankError for that of another one."""
-        if not isinstance(failed, CheckpointException):
-            return failed
         own = failed.failures.get(self._ranks.rank)
         if own is not None:
             return own[0]
