@@ -69,7 +69,7 @@ def test_a_run_keeps_its_last_steps_and_continues(tmp_path: Path) -> None:
 def test_a_step_that_another_process_removes_while_it_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The latest one is loaded instead; it is no damage."""
+    """The latest one is loaded instead, and nothing is reported as damaged."""
     run, reader = (tl.dcp.Checkpointer(tmp_path / "run", keep=1) for _ in range(2))
     run.save(1, state(1))
     real = _checkpointer.load
