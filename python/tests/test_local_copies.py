@@ -30,13 +30,17 @@ def damage(shards: Sequence[Path]) -> None:
             file.write(b"\xff" * 8)
 
 
-def test_the_loss_of_any_node_loses_nothing(tmp_path: Path) -> None:
-    paths = directories(tmp_path, range(3))
-    with RankProcesses(3) as ranks:
-        open_all(ranks, paths, copies=2)
-        for step in (1, 2):
+def save_all(paths: Sequence[str], steps: Sequence[int], copies: int = 2) -> None:
+    with RankProcesses(len(paths)) as ranks:
+        open_all(ranks, paths, copies=copies, keep=None)
+        for step in steps:
             ranks.all("save", step, state(step), block=True)
         ranks.finish()
+
+
+def test_the_loss_of_any_node_loses_nothing(tmp_path: Path) -> None:
+    paths = directories(tmp_path, range(3))
+    save_all(paths, [1, 2])
     ids = [json.loads(Path(path, RECORD).read_text())["id"] for path in paths]
     for node in range(3):
         assert abs(nbytes_in(tmp_path / f"node-{node}") - 2 * TOTAL * 2 / 3) < 200_000
@@ -174,11 +178,7 @@ def test_every_node_has_a_damaged_share(tmp_path: Path) -> None:
 
 def test_a_share_whose_manifest_is_gone_is_read_from_its_copy(tmp_path: Path) -> None:
     paths = directories(tmp_path, range(2))
-    with RankProcesses(2) as ranks:
-        open_all(ranks, paths, copies=2, keep=None)
-        for step in (1, 2):
-            ranks.all("save", step, state(step), block=True)
-        ranks.finish()
+    save_all(paths, [1, 2])
     shutil.rmtree(Path(paths[0], "saves/step-00000001"))
     with RankProcesses(2) as ranks:
         assert open_all(ranks, paths, copies=2, keep=None) == [[1, 2]] * 2
@@ -196,11 +196,7 @@ def manifest_of(path: str, step: int) -> Path:
 def test_a_share_whose_manifest_is_damaged_is_read_from_its_copy(tmp_path: Path, node: int, at: int) -> None:
     """Also if it is the latest: the other node has committed it, and knows what it is."""
     paths = directories(tmp_path, range(2))
-    with RankProcesses(2) as ranks:
-        open_all(ranks, paths, copies=2)
-        for step in (1, 2):
-            ranks.all("save", step, state(step), block=True)
-        ranks.finish()
+    save_all(paths, [1, 2])
     for step in (1, 2):
         manifest = manifest_of(paths[node], step)
         with manifest.open("r+b") as file:
@@ -255,11 +251,7 @@ def test_a_step_that_was_cut_and_loaded_survives_the_loss_of_a_node(tmp_path: Pa
 
 def test_the_latest_step_is_named_also_if_it_cannot_be_loaded(tmp_path: Path) -> None:
     paths = directories(tmp_path, range(3))
-    with RankProcesses(3) as ranks:
-        open_all(ranks, paths, copies=2)
-        for step in (1, 2):
-            ranks.all("save", step, state(step), block=True)
-        ranks.finish()
+    save_all(paths, [1, 2])
     manifest_of(paths[0], 2).write_bytes(b"")
     with RankProcesses(2) as ranks:
         assert open_all(ranks, [paths[0], paths[2]], copies=2) == [[1]] * 2

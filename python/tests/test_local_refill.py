@@ -9,7 +9,7 @@ import pytest
 from rank_processes import RankProcesses
 from support_cli import command, document
 from test_local_checkpoints import directories, open_all, state
-from test_local_copies import damage, shards_of
+from test_local_copies import damage, save_all, shards_of
 
 import trunkline as tl
 from trunkline._formats.node_names import RECORD
@@ -20,11 +20,15 @@ def contents(path: str, number: int) -> list[bytes]:
     return sorted(each.read_bytes() for each in shards_of(path, number))
 
 
-def save_all(paths: list[str], steps: list[int], copies: int = 2) -> None:
-    with RankProcesses(len(paths)) as ranks:
-        open_all(ranks, paths, copies=copies, keep=None)
-        for step in steps:
-            ranks.all("save", step, state(step), block=True)
+def replace_node_1(tmp_path: Path, save: int | None = None) -> None:
+    """Put an empty disk in the place of one of three nodes, which goes away as node 3, and restore step 1."""
+    with RankProcesses(3) as ranks:
+        (tmp_path / "node-1").rename(tmp_path / "node-3")
+        open_all(ranks, directories(tmp_path, range(3)), copies=2, keep=None)
+        ranks.all("loads", state(1))
+        assert ranks.all("ask", "restore_copies") == [[1]] * 3
+        if save is not None:
+            ranks.all("save", save, state(save), block=True)
         ranks.finish()
 
 
@@ -196,14 +200,8 @@ def test_new_nodes_get_copies_of_their_own_domains(tmp_path: Path) -> None:
 
 
 def test_a_stand_in_is_read_where_the_node_that_returned_is_damaged(tmp_path: Path) -> None:
-    paths = directories(tmp_path, range(3))
-    save_all(paths, [1])
-    (tmp_path / "node-1").rename(tmp_path / "node-3")
-    with RankProcesses(3) as ranks:
-        open_all(ranks, paths, copies=2, keep=None)
-        ranks.all("loads", state(1))
-        assert ranks.all("ask", "restore_copies") == [[1]] * 3
-        ranks.finish()
+    save_all(directories(tmp_path, range(3)), [1])
+    replace_node_1(tmp_path)
     damage(shards_of(f"{tmp_path}/node-3/run", 1))
     for lost in (0, 2):
         with RankProcesses(3) as ranks:
@@ -232,15 +230,8 @@ def test_a_damaged_manifest_of_a_stand_in_keeps_nobody_from_loading(tmp_path: Pa
 
 def test_the_node_that_was_lost_comes_back(tmp_path: Path) -> None:
     """Both it and the one in its place have the step then."""
-    paths = directories(tmp_path, range(3))
-    save_all(paths, [1])
-    (tmp_path / "node-1").rename(tmp_path / "node-3")
-    with RankProcesses(3) as ranks:
-        open_all(ranks, paths, copies=2, keep=None)
-        ranks.all("loads", state(1))
-        assert ranks.all("ask", "restore_copies") == [[1]] * 3
-        ranks.all("save", 2, state(2), block=True)
-        ranks.finish()
+    save_all(directories(tmp_path, range(3)), [1])
+    replace_node_1(tmp_path, save=2)
     names = [json.loads(Path(tmp_path, f"node-{node}/run", RECORD).read_text())["id"] for node in (1, 3)]
     assert names[0] != names[1]
     shutil.rmtree(tmp_path / "node-0")
