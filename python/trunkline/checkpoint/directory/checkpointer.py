@@ -538,8 +538,8 @@ class Checkpointer:
         read from the copies on others and verified by the checksums of the step. Needs load() or save()
         before. Waits for running saves, and until all is copied.
 
-        Raises Corrupt if a copy is damaged, and RankError with the error of another rank; the steps before
-        have their copies then. Raises ValueError without local=True.
+        Raises Corrupt if all copies of a share are damaged, and RankError with the error of another rank; the
+        other steps have their copies then. Raises ValueError without local=True.
         """
         raise ValueError("restore_copies() needs local=True: other directories have no copies on other nodes")
 

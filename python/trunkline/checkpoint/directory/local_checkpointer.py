@@ -90,7 +90,7 @@ class LocalCheckpointer(Checkpointer):
         options = {"keep": rules.keep, "keep_every": rules.every, "keep_best": rules.best}
         options |= {"fresh": fresh, "copies": number_of_copies}
         nodes, node = self._open_node(names, options)
-        domains = self._domains(nodes, domain) if number_of_copies > 1 else None
+        domains = self._domains(nodes, number_of_copies, domain)
         self._context: LocalContext = LocalContext(
             cast("Any", None),  # other ranks than the first of a node have no store
             self._ranks,
@@ -101,8 +101,8 @@ class LocalCheckpointer(Checkpointer):
             self._tiers,
             nodes=nodes,
             node=node,
-            kept_by=() if domains is None else self._place_copies(domains, number_of_copies),
-            domains=[f"node {each}" for each in range(nodes.count)] if domains is None else domains,
+            kept_by=self._place_copies(domains, number_of_copies),
+            domains=domains,
             path=self._absolute,
             fresh=fresh,
         )
@@ -160,9 +160,11 @@ class LocalCheckpointer(Checkpointer):
                     raise rank_error(rank, text)
         return nodes, node
 
-    def _domains(self, nodes: Nodes, domain: str | None) -> list[str]:
-        """Return the domain of each node. Collective."""
-        given = [domain] if self._ranks.size == 1 else self._gather(domain)
+    def _domains(self, nodes: Nodes, copies: int, domain: str | None) -> list[str]:
+        """Return the domain of each node. Collective, if there are to be copies."""
+        given: list[str | None] = [None] * self._ranks.size
+        if copies > 1:
+            given = [domain] if self._ranks.size == 1 else self._gather(domain)
         for rank, theirs in enumerate(given):
             first = nodes.ranks_of(nodes.node_of[rank])[0]
             if theirs != given[first]:
@@ -176,7 +178,9 @@ class LocalCheckpointer(Checkpointer):
         return [f"node {node}" if each is None else f"domain {each}" for node, each in enumerate(of_nodes)]
 
     def _place_copies(self, domains: list[str], copies: int) -> KeptBy:
-        """Return which nodes keep which shares."""
+        """Return which nodes keep which shares; empty: each its own."""
+        if copies == 1:
+            return ()
         kept_by = place_copies(domains, copies)
         if self._ranks.rank == 0:
             problem = about_copies(domains, copies)

@@ -3,10 +3,9 @@
 import os
 from typing import Any
 
-from trunkline.checkpoint.directory.local_save import LocalContext, problem_of, refusal
-from trunkline.checkpoint.nodes.agreement import Conflict, Diverged
-from trunkline.checkpoint.nodes.node_directory import inventory_in_json, inventory_of
-from trunkline.checkpoint.nodes.run import Refused, plan_removal
+from trunkline.checkpoint.directory.local_save import LocalContext, refusal
+from trunkline.checkpoint.nodes.node_directory import inventory_in_json
+from trunkline.checkpoint.nodes.run import plan_removal
 from trunkline.checkpoint.ranks.group import Exchange
 from trunkline.checkpoint.ranks.outcomes import combine
 
@@ -19,10 +18,7 @@ def delete(context: LocalContext, step: int) -> None:
     call = f"delete({step})"
 
     def plan(offered: list[Any]) -> dict[str, Any]:
-        try:
-            return {"gone": plan_removal([inventory_of(each) for each in context.of_nodes(offered)], step)}
-        except (Refused, Conflict, Diverged) as error:
-            return problem_of(error)
+        return context.planned(offered, lambda found: {"gone": plan_removal(found, step)})
 
     def work(exchange: Exchange | None) -> None:
         node = context.node

@@ -25,10 +25,10 @@ from trunkline._tensor_io.transfer import read_layouts
 from trunkline._torch_or_numpy import torch
 from trunkline._warnings import caller, warn_without_failing
 from trunkline.checkpoint.directory import shards
-from trunkline.checkpoint.directory.local_save import LocalContext, pieces_kept_by, problem_of, refusal
+from trunkline.checkpoint.directory.local_save import LocalContext, pieces_kept_by, refusal
 from trunkline.checkpoint.directory.part import Part, Wanted
 from trunkline.checkpoint.directory.shares import Piece
-from trunkline.checkpoint.nodes.agreement import Conflict, Diverged, Entry, Inventory
+from trunkline.checkpoint.nodes.agreement import Entry, Inventory
 from trunkline.checkpoint.nodes.copies import choose_readers, readers_of, shares_of
 from trunkline.checkpoint.nodes.node_directory import (
     inventory_in_json,
@@ -38,7 +38,6 @@ from trunkline.checkpoint.nodes.node_directory import (
 from trunkline.checkpoint.nodes.record import entry_of, json_of
 from trunkline.checkpoint.nodes.run import (
     LoadPlan,
-    Refused,
     Run,
     abandoned_steps,
     latest_step,
@@ -107,7 +106,7 @@ class LocalLoading:
 
         def work(exchange: Exchange | None) -> Any:
             offered = self._entries(lock=False)
-            return combine(exchange, "entries", offered, self._list, f"{call} failed")
+            return combine(exchange, "entries", offered, self._listed, f"{call} failed")
 
         found = self._context.together(call, _BUT, work)
         if "problem" in found:
@@ -141,7 +140,7 @@ class LocalLoading:
                 exchange,
                 "entries",
                 self._entries(lock=True),
-                lambda offered: self._plan(offered, step, plans),
+                lambda offered: context.planned(offered, lambda found: self._plan(found, step, plans)),
                 _BUT,
             )
         except BaseException:
@@ -192,20 +191,15 @@ class LocalLoading:
             self._context.must_read = not lock  # another process may change it
         return inventory_in_json(node.inventory())
 
-    def _list(self, offered: list[Any]) -> dict[str, Any]:
-        found = [inventory_of(each) for each in self._context.of_nodes(offered)]
-        try:
-            return {"latest": latest_step(found), "saves": list(map(json_of, loadable_saves(found)))}
-        except (Refused, Conflict, Diverged) as error:
-            return problem_of(error)
+    def _listed(self, offered: list[Any]) -> dict[str, Any]:
+        return self._context.planned(
+            offered,
+            lambda found: {"latest": latest_step(found), "saves": list(map(json_of, loadable_saves(found)))},
+        )
 
-    def _plan(self, offered: list[Any], step: int | None, plans: list[LoadPlan]) -> dict[str, Any]:
+    def _plan(self, found: list[Inventory], step: int | None, plans: list[LoadPlan]) -> dict[str, Any]:
         """Decide what is loaded, on rank 0."""
-        found: list[Inventory] = [inventory_of(each) for each in self._context.of_nodes(offered)]
-        try:
-            plan = plan_load(found, step)
-        except (Refused, Conflict, Diverged) as error:
-            return problem_of(error)
+        plan = plan_load(found, step)
         if plan is None:
             return {"nothing": True}
         plans.append(plan)

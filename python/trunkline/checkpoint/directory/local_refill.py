@@ -27,17 +27,16 @@ from trunkline.checkpoint.directory.local_load import LocalLoading, agree
 from trunkline.checkpoint.directory.local_save import (
     LocalContext,
     commit_share,
-    problem_of,
     refusal,
 )
 from trunkline.checkpoint.directory.refill_moves import Move, plan_moves
 from trunkline.checkpoint.directory.shares import Piece
 from trunkline.checkpoint.lock_wait import retry_while_locked
-from trunkline.checkpoint.nodes.agreement import Conflict, Diverged, Inventory
+from trunkline.checkpoint.nodes.agreement import Inventory
 from trunkline.checkpoint.nodes.copies import Reader, choose_readers, readers_of, shares_of
-from trunkline.checkpoint.nodes.node_directory import inventory_in_json, inventory_of, state_of_share
+from trunkline.checkpoint.nodes.node_directory import inventory_in_json, state_of_share
 from trunkline.checkpoint.nodes.record import entry_of, json_of
-from trunkline.checkpoint.nodes.run import Refill, Refused, crowded_shares, places_of, plan_refill
+from trunkline.checkpoint.nodes.run import Refill, crowded_shares, places_of, plan_refill
 from trunkline.checkpoint.ranks.group import Exchange, rank_error
 from trunkline.checkpoint.ranks.outcomes import combine
 
@@ -59,6 +58,9 @@ def restore_copies(context: LocalContext, loading: LocalLoading, group: Callable
     """Refill nodes; return the steps that they were given. Collective, for several ranks."""
     call = "restore_copies()"
 
+    def plan(offered: list[Any]) -> dict[str, Any]:
+        return context.planned(offered, lambda found: _plan(context, found))
+
     def work(exchange: Exchange | None) -> list[int]:
         node = context.node
         offered = None
@@ -67,9 +69,7 @@ def restore_copies(context: LocalContext, loading: LocalLoading, group: Callable
             node.read()
             node.make_id()
             offered = inventory_in_json(node.inventory())
-        found = combine(
-            exchange, "entries", offered, lambda each: _plan(context, context.of_nodes(each)), _BUT
-        )
+        found = combine(exchange, "entries", offered, plan, _BUT)
         if "problem" in found:
             raise refusal(context, found["problem"], call)
         for text in found["warnings"]:
@@ -98,12 +98,8 @@ def restore_copies(context: LocalContext, loading: LocalLoading, group: Callable
     return steps
 
 
-def _plan(context: LocalContext, offered: Sequence[Any]) -> dict[str, Any]:
-    found = [inventory_of(each) for each in offered]
-    try:
-        planned = plan_refill(found, context.domains)
-    except (Refused, Conflict, Diverged) as error:
-        return problem_of(error)
+def _plan(context: LocalContext, found: Sequence[Inventory]) -> dict[str, Any]:
+    planned = plan_refill(found, context.domains)
     return {
         "planned": [
             {
@@ -303,11 +299,13 @@ class _Refill:
         failed, unreadable = self._failure, self._unreadable
         self._unreadable = set()
         theirs = ranks.gather((None if failed is None else str(failed), sorted(unreadable)))
-        if not any(found for _, found in theirs) or any(why and not found for why, found in theirs):
-            agree(ranks, failed)
+        why = {rank: text for rank, (text, _) in enumerate(theirs) if text is not None}
+        if not why:
             return
+        if any(not theirs[rank][1] for rank in why):  # it is not that a share cannot be read
+            agree(ranks, failed)
         found = {(owner, Reader(*reader)) for _, each in theirs for owner, reader in each}
-        raise _Unreadable(found, {rank: why for rank, (why, _) in enumerate(theirs) if why is not None})
+        raise _Unreadable(found, why)
 
     def _attempt_to_read(
         self, files: ExitStack, read: dict[int, File], move: Move, view: torch.Tensor

@@ -85,6 +85,15 @@ class LocalContext(SaveContext):
         """Return those of the values of all ranks that the first ranks of nodes have sent."""
         return [values[rank] for rank in self.nodes.first_ranks()]
 
+    def planned(
+        self, offered: Sequence[Any], plan: Callable[[list[Inventory]], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Return plan() of what the nodes have, on rank 0; or the "problem" for which it refuses."""
+        try:
+            return plan([inventory_of(each) for each in self.of_nodes(offered)])
+        except (Refused, Conflict, Diverged) as error:
+            return _problem_of(error)
+
 
 def refusal(context: LocalContext, problem: Mapping[str, str], doing: str) -> Exception:
     """Make the error for what the coordinator has refused."""
@@ -100,7 +109,7 @@ def refusal(context: LocalContext, problem: Mapping[str, str], doing: str) -> Ex
     return Error(None, text, context.directory)
 
 
-def problem_of(error: Exception) -> dict[str, dict[str, str]]:
+def _problem_of(error: Exception) -> dict[str, dict[str, str]]:
     """Return what the coordinator sends instead of a plan."""
     text = str(error)
     if isinstance(error, Diverged):
@@ -189,24 +198,23 @@ class LocalSave(StepSave):
     def _plan(self, offered: list[Any]) -> dict[str, Any]:
         """Choose the entry, on rank 0."""
         context = self._context
-        found: list[Inventory] = [inventory_of(each) for each in context.of_nodes(offered)]
         compared = {
             "digest": {} if self._exchange is None else self._digest(),
             "marks": [] if self._exchange is None else marks_of(self._skeleton),
             "collectives": self._collectives,
             "loaded": self._loaded,
         }
+        return {**compared, **context.planned(offered, self._plan_entry)}
+
+    def _plan_entry(self, found: list[Inventory]) -> dict[str, Any]:
+        context = self._context
         measured = tuple(metrics_in_manifest(self._metrics).items())
-        try:
-            run = after_failure(found, context.run, context.attempt)
-            new = NewSave(self._step, context.kept_by, measured)
-            plan = plan_save(found, run, context.fresh, new, context.rules)
-        except (Refused, Conflict, Diverged) as error:
-            return {**compared, **problem_of(error)}
+        run = after_failure(found, context.run, context.attempt)
+        new = NewSave(self._step, context.kept_by, measured)
+        plan = plan_save(found, run, context.fresh, new, context.rules)
         left = () if run is None else run.left
         context.attempt = Run(plan.entry.branch, plan.entry.history, left=left)
-        names = {"counting": plan.counting, "removable": plan.removable}
-        return {**compared, "entry": json_of(plan.entry), **names}
+        return {"entry": json_of(plan.entry), "counting": plan.counting, "removable": plan.removable}
 
     def _volumes(self) -> int | None:
         node = self._context.node
