@@ -3,6 +3,8 @@
 import builtins
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -148,6 +150,17 @@ def system_error(error: OSError, action: str, path: str) -> Exception:
     """Make the exception of a failed system call: "cannot ACTION: no such file or directory (ENOENT)"."""
     code = error.errno or errno.EIO
     return exception_of("system", code, f"cannot {action}: {errno_reason(code)}{errno_advice(code)}", path)
+
+
+@contextmanager
+def system_errors(action: str, path: str | os.PathLike[str]) -> Iterator[None]:
+    """Raise an OSError of the block as system_error() describes it; Errors pass unchanged."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, Error):
+            raise
+        raise system_error(error, action, os.fspath(path)) from None
 
 
 def errno_advice(code: int) -> str:

@@ -6,6 +6,8 @@ import weakref
 from pathlib import Path
 from types import TracebackType
 
+from trunkline._errors import system_errors
+
 
 class DirectoryLock:
     """A lock on a directory; try_lock() acquires it, and leaving the context releases it.
@@ -14,9 +16,10 @@ class DirectoryLock:
     """
 
     def __init__(self, directory: Path) -> None:
-        """Open the directory. Raises OSError if it cannot be opened."""
+        """Open the directory. Raises an Error that names it if it cannot be opened."""
         self.directory = directory
-        self._descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with system_errors(f"open {directory} to lock it", directory):
+            self._descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         _open.add(self)
 
     def try_lock(self) -> bool:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from trunkline._errors import exception_of
+from trunkline._errors import exception_of, system_errors
 
 # "s3://bucket", or "s3:/bucket", which pathlib makes of it; no scheme in use has a single letter.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(/?)")
@@ -23,6 +23,15 @@ def path_name(path: Any, argument: str = "path") -> str:
         raise TypeError(f"{argument}: must be str, bytes or os.PathLike, not {type(path).__name__}") from None
     check_is_local(name, argument)
     return name
+
+
+def names_in(folder: str | os.PathLike[str]) -> list[str]:
+    """Return the names of what a folder holds, in no order.
+
+    Raises a trunkline.Error that names the folder: FileNotFoundError, NotADirectoryError, ...
+    """
+    with system_errors(f"list {os.fspath(folder)}", folder):
+        return os.listdir(folder)  # noqa: PTH208 - quick, for many steps
 
 
 def check_is_local(name: str, argument: str) -> None:

@@ -12,6 +12,7 @@ from trunkline._errors import Unsupported, exception_of
 from trunkline._export.lazy_state import LazyState
 from trunkline._formats.checkpoint_names import DESCRIPTOR, is_manifest, step_of
 from trunkline._formats.dcp_names import MANIFEST, is_rank_manifest_name, is_torch_name
+from trunkline._paths import names_in
 from trunkline.checkpoint.directory.running_saves import await_saves_at, directories_of
 from trunkline.checkpoint.directory.stored_step import open_step
 from trunkline.checkpoint.load import awaited_path
@@ -36,7 +37,7 @@ def find_source(path: "str | os.PathLike[str]") -> Source:
     name = os.fsdecode(path)
     _await_saves(name)
     try:
-        names = os.listdir(name)  # noqa: PTH208 - names, not paths
+        names = names_in(name)
     except NotADirectoryError:
         return Source(name, "safetensors" if name.lower().endswith(".safetensors") else "file")
     except FileNotFoundError:

@@ -21,6 +21,7 @@ from pathlib import Path
 from trunkline._core import fsync_directory
 from trunkline._errors import exception_of, system_error
 from trunkline._flock import DirectoryLock
+from trunkline._paths import names_in
 
 
 def check_folder(path: str) -> None:
@@ -31,7 +32,7 @@ def check_folder(path: str) -> None:
         raise exception_of(
             "system", errno.ENOTDIR, f"cannot write the folder {path}: a file has that name", path
         )
-    if os.listdir(path):  # noqa: PTH208
+    if names_in(path):
         raise _not_empty(path)
     if os.path.ismount(path):
         raise exception_of(
@@ -108,7 +109,7 @@ def _rename(folder: Path, target: Path) -> None:
 def _remove_abandoned(target: Path) -> None:
     """Remove what killed processes have left of folders of this name."""
     abandoned = re.compile(re.escape(f".{target.name}.trunkline-") + r"[0-9a-f]{16}\.tmp")
-    for name in os.listdir(target.parent):  # noqa: PTH208
+    for name in names_in(target.parent):
         if abandoned.fullmatch(name):
             with suppress(OSError), DirectoryLock(target.parent / name) as lock:
                 if lock.try_lock():

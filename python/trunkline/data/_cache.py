@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy
 
 from trunkline import _core
-from trunkline._errors import Error, Format, errno_reason, exception_of
+from trunkline._errors import Error, Format, errno_reason, exception_of, system_errors
 from trunkline._logging import Log
 from trunkline._replacing import replacing
 from trunkline.data._index import ARRAYS, Index
@@ -87,7 +87,8 @@ class Cache:
                 if self._required or os.path.islink(path):  # noqa: PTH114
                     _check_is_replaceable(path)
                 _write(path, info, arrays, self._key)
-                index, key = _open(path, verify=False)
+                with system_errors(f"read the index {path}", path):
+                    index, key = _open(path, verify=False)
                 # Another process may have replaced it by one that was made with other arguments.
                 return index if key == self._key else None
             except OSError as error:  # noqa: PERF203

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from trunkline._core import check_leads_to, fsync_directory
-from trunkline._errors import exception_of, system_error
+from trunkline._errors import exception_of, system_error, system_errors
 from trunkline._flock import DirectoryLock
 from trunkline._formats.dcp_names import (
     file_id_of,
@@ -19,6 +19,7 @@ from trunkline._formats.dcp_names import (
     manifest_name,
 )
 from trunkline._logging import Log
+from trunkline._paths import names_in
 from trunkline._waits import Wait
 from trunkline.dcp._owner import owns
 from trunkline.dcp._stored import leftovers
@@ -45,7 +46,8 @@ class OpenDirectories:
         self._opened: list[tuple[Path, int]] = []
         self._close = weakref.finalize(self, _close_all, self._opened)
         for path in paths:
-            self._opened.append((path, os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)))
+            with system_errors(f"open {path}", path):
+                self._opened.append((path, os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)))
 
     def check(self) -> None:
         """Raise OSError (ESTALE) if one was moved or replaced."""
@@ -201,7 +203,7 @@ def remove_torch_metadata(directory: Path, names: Sequence[str], *, durable: boo
 
 def list_leftovers(directory: Path) -> list[str]:
     """Return the names of all files that saves created in a directory, except the common manifest."""
-    return leftovers(os.listdir(directory))  # noqa: PTH208 - names, not paths
+    return leftovers(names_in(directory))
 
 
 def list_manifests(directory: Path) -> list[str]:
@@ -213,7 +215,7 @@ def list_manifests(directory: Path) -> list[str]:
         return [manifest_name(None)]
     if not directory.is_dir():
         return []
-    return sorted(filter(is_rank_manifest_name, os.listdir(directory)))  # noqa: PTH208 - names, not paths
+    return sorted(filter(is_rank_manifest_name, names_in(directory)))
 
 
 def record_rejected(directory: Path, name: str, save_id: str) -> None:
@@ -224,8 +226,10 @@ def record_rejected(directory: Path, name: str, save_id: str) -> None:
 
 def count_rejected(directory: Path, name: str, save_id: str) -> int:
     """Return how many failed saves record_rejected() has recorded for the save_id of a manifest."""
+    path = directory / name
     try:
-        text = (directory / name).read_text(encoding="ascii", errors="replace")
+        with system_errors(f"read {path}", path):
+            text = path.read_text(encoding="ascii", errors="replace")
     except FileNotFoundError:
         return 0
     return text.splitlines().count(save_id)

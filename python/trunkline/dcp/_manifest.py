@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from trunkline._core import crc32c
-from trunkline._errors import Corrupt, Format, Unsupported
+from trunkline._errors import Corrupt, Format, Unsupported, system_errors
 from trunkline._formats.dcp_names import is_data_file_name
 from trunkline.dcp import _json
 from trunkline.dcp._json import Refusal
@@ -73,13 +73,14 @@ def read_manifest(path: Path) -> Metadata:
 
 
 def _contents_of(path: Path) -> bytes:
-    if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer
-        raise Format(None, f"{path}: it is not a regular file", str(path))
-    with path.open("rb") as file:
-        beginning = file.read(_LINE_BYTES)
-        # Before all of it is read: a sparse file can be larger than the memory.
-        _check_frame(beginning, os.fstat(file.fileno()).st_size, str(path))
-        return beginning + file.read()
+    with system_errors(f"read {path}", path):
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer
+            raise Format(None, f"{path}: it is not a regular file", str(path))
+        with path.open("rb") as file:
+            beginning = file.read(_LINE_BYTES)
+            # Before all of it is read: a sparse file can be larger than the memory.
+            _check_frame(beginning, os.fstat(file.fileno()).st_size, str(path))
+            return beginning + file.read()
 
 
 def manifest_digest(path: Path) -> bytes:
@@ -87,15 +88,16 @@ def manifest_digest(path: Path) -> bytes:
 
     A copy, or a changed time of modification, makes no difference. Raises FileNotFoundError.
     """
-    if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer
-        return b""
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size > _LINE_BYTES + _MAX_BYTES:  # not a manifest
+    with system_errors(f"read {path}", path):
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer
             return b""
-        digest = hashlib.sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
-        return digest.digest()
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size > _LINE_BYTES + _MAX_BYTES:  # not a manifest
+                return b""
+            digest = hashlib.sha256()
+            while block := file.read(1 << 20):
+                digest.update(block)
+            return digest.digest()
 
 
 def parse_manifest(data: bytes, path: str) -> Metadata:

@@ -16,7 +16,7 @@ from trunkline._formats.dcp_names import (
     is_torch_metadata,
     is_torch_temporary_metadata,
 )
-from trunkline._paths import check_is_local
+from trunkline._paths import check_is_local, names_in
 from trunkline.dcp._owner import new_file_id
 
 CHUNK_BYTES = 1 << 20  # what one CRC-32C covers, counted from the start of a file
@@ -83,7 +83,7 @@ def list_torch_metadata(directory: Path) -> list[str]:
     They are followed by the temporary files of saves that were interrupted, or are running: such a save
     removes the file of an older checkpoint before its own has that name.
     """
-    names = sorted(os.listdir(directory))  # noqa: PTH208 - names, not paths
+    names = sorted(names_in(directory))
     return [
         *filter(is_torch_metadata, names),
         *filter(is_torch_temporary_metadata, names),
@@ -97,7 +97,7 @@ def find_torch_safetensors(directory: Path) -> str | None:
     """
     for folder in ("", _SHARDED):
         try:
-            names = os.listdir(directory / folder)  # noqa: PTH208 - names, not paths
+            names = names_in(directory / folder)
         except (FileNotFoundError, NotADirectoryError):
             continue
         for name in sorted(names):
@@ -121,7 +121,7 @@ def checkpointer_file(directory: Path) -> str | None:
     A step that has shards but no manifest yet counts as well.
     """
     try:
-        names = os.listdir(directory)  # noqa: PTH208 - names, not paths
+        names = names_in(directory)
     except (FileNotFoundError, NotADirectoryError):
         return None
     return next(

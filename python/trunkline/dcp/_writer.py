@@ -41,7 +41,7 @@ from trunkline._formats.dcp_names import (
     refused_name,
 )
 from trunkline._logging import Log
-from trunkline._paths import absolute_path
+from trunkline._paths import absolute_path, names_in
 from trunkline._tensor_io.transfer import write_layouts
 from trunkline._trace import span
 from trunkline.dcp import _directory, _saves
@@ -456,7 +456,7 @@ class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
         rest = {name for name in names if os.path.lexists(self._directory / name)}
         if not rest:
             return []
-        for name in os.listdir(self._directory):  # noqa: PTH208 - names, not paths
+        for name in names_in(self._directory):
             if name == manifest_name(None) or is_rank_manifest_name(name):
                 with contextlib.suppress(FileNotFoundError):  # another save has replaced it meanwhile
                     rest -= names_in_manifest(self._directory / name, rest)

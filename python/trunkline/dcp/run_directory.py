@@ -29,10 +29,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trunkline._core import fsync_directory
-from trunkline._errors import Corrupt, Error, Format, exception_of, system_error
+from trunkline._errors import Corrupt, Error, Format, exception_of, system_error, system_errors
 from trunkline._formats.checkpoint_names import ignored_steps, step_name, step_of
 from trunkline._formats.dcp_names import MANIFEST, is_data_file_name, is_rank_manifest_name, is_refused_name
 from trunkline._logging import Log
+from trunkline._paths import names_in
 from trunkline.dcp import _directory
 from trunkline.dcp._manifest import manifest_digest, read_manifest
 from trunkline.dcp._stored import checkpointer_file, list_torch_metadata
@@ -77,7 +78,7 @@ def number_in(save_id: str) -> int:
 def steps_of(directory: Path) -> list[int]:
     """Return the steps that have a manifest, ascending; none if there is no such directory."""
     try:
-        names = os.listdir(directory)  # noqa: PTH208 - names, not paths
+        names = names_in(directory)
     except (FileNotFoundError, NotADirectoryError):
         return []
     found = ((step_of(name), name) for name in names)
@@ -96,7 +97,8 @@ def commit_of(directory: Path, step: int, *, even_damaged: bool = False) -> Comm
     """
     path = directory / step_name(step) / MANIFEST
     try:
-        found = _COMMIT.search(path.read_bytes())
+        with system_errors(f"read {path}", path):
+            found = _COMMIT.search(path.read_bytes())
         number = int(found[1]) if found else 0
         if found is None:
             try:
@@ -108,10 +110,6 @@ def commit_of(directory: Path, step: int, *, even_damaged: bool = False) -> Comm
         return Commit(step, number, manifest_digest(path))
     except FileNotFoundError:
         return None
-    except OSError as error:
-        if isinstance(error, Error):
-            raise
-        raise system_error(error, f"read {path}", str(path)) from None
 
 
 def digest_of(folder: Path) -> bytes:
@@ -121,13 +119,7 @@ def digest_of(folder: Path) -> bytes:
 
 def check_readable(directory: Path, step: int) -> None:
     """Raise Corrupt, Format or Error for a step whose manifest cannot be read as a whole."""
-    path = directory / step_name(step) / MANIFEST
-    try:
-        read_manifest(path)
-    except OSError as error:
-        if isinstance(error, Error):
-            raise
-        raise system_error(error, f"read {path}", str(path)) from None
+    read_manifest(directory / step_name(step) / MANIFEST)
 
 
 def _check_intact(manifest: Path) -> None:
@@ -162,16 +154,17 @@ def _commit_number(directory: Path, step: int) -> int | None:
     """Return the number of the commit of a step, as commit_of() does. Raises Corrupt."""
     path = directory / step_name(step) / MANIFEST
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer
-            return 0
-        with path.open("rb") as file:
-            read = b""
-            while block := file.read(_BLOCK_BYTES):
-                read = read[-_MAX_COMMIT_BYTES:] + block
-                found = _COMMIT.search(read)
-                if found:
-                    return int(found[1])
-            _check_intact(path)
+        with system_errors(f"read {path}", path):
+            if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer
+                return 0
+            with path.open("rb") as file:
+                read = b""
+                while block := file.read(_BLOCK_BYTES):
+                    read = read[-_MAX_COMMIT_BYTES:] + block
+                    found = _COMMIT.search(read)
+                    if found:
+                        return int(found[1])
+        _check_intact(path)
     except FileNotFoundError:
         return None
     return 0
@@ -206,7 +199,7 @@ def check_usable(directory: Path) -> None:
         return
     if not directory.is_dir():
         raise exception_of("system", errno.ENOTDIR, f"{directory} is not a directory", str(directory))
-    names = os.listdir(directory)  # noqa: PTH208 - names, not paths
+    names = names_in(directory)
     held = checkpointer_file(directory)
     why, todo = None, "; name another directory"
     if held is not None:
@@ -297,7 +290,7 @@ def _remove_rest(folder: Path) -> list[Error]:
         problems.append(made)
 
     _directory.remove_leftovers(folder, sorted(_directory.list_leftovers(folder)), report=report)
-    for name in os.listdir(folder):  # noqa: PTH208 - names, not paths
+    for name in names_in(folder):
         if _TEMPORARY.fullmatch(name):
             try:
                 (folder / name).unlink(missing_ok=True)
@@ -313,7 +306,7 @@ def _remove_rest(folder: Path) -> list[Error]:
 
 def is_uncommitted(folder: Path) -> bool:
     """Whether a folder of a step holds nothing but what a save left that has not committed."""
-    names = os.listdir(folder)  # noqa: PTH208 - names, not paths
+    names = names_in(folder)
     return not folder.is_symlink() and all(
         is_data_file_name(name) or is_refused_name(name) or _TEMPORARY.fullmatch(name) for name in names
     )
@@ -325,13 +318,13 @@ def collect(directory: Path, *, dry_run: bool = False) -> Collected:
     The caller holds the lock.
     """
     collected = Collected([], [])
-    for folder in sorted(directory.iterdir()):
+    for folder in (directory / name for name in sorted(names_in(directory))):
         if step_of(folder.name) is None or not folder.is_dir():
             continue
         try:
             if not is_uncommitted(folder):
                 continue
-            nbytes = sum(map(_size_of, folder.iterdir()))
+            nbytes = sum(_size_of(folder / name) for name in names_in(folder))
             problems = [] if dry_run else _remove_rest(folder)
         except OSError as error:
             made = system_error(error, f"look for leftovers in {folder}", str(folder))

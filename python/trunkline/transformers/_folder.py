@@ -2,12 +2,12 @@
 
 import errno
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from trunkline._errors import Format, Unsupported, exception_of
 from trunkline._formats.checkpoint_names import DESCRIPTOR
+from trunkline._paths import names_in
 
 _GGUF = b"GGUF"
 _GIT_LFS = b"version https://git-lfs"
@@ -26,7 +26,7 @@ def check_model_folder(folder: Path) -> None:
         raise _is_file(folder)
     if (folder / "config.json").is_file():
         return
-    names = sorted(os.listdir(folder))  # noqa: PTH208 - names, not paths
+    names = sorted(names_in(folder))
     if "adapter_config.json" in names:
         base = _field(folder / "adapter_config.json", "base_model_name_or_path")
         raise _unsupported(
@@ -59,7 +59,7 @@ def check_weights(folder: Path) -> None:
     Unsupported for weights in another format, FileNotFoundError if there are none, Format for Git LFS
     pointers.
     """
-    names = sorted(os.listdir(folder))  # noqa: PTH208
+    names = sorted(names_in(folder))
     for name in names:
         if name.endswith(".safetensors") and _is_git_lfs_pointer(folder / name):
             raise Format(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from trunkline import _core
 from trunkline._errors import exception_of
 from trunkline._formats.checkpoint_names import DESCRIPTOR, is_manifest, step_name, step_of
+from trunkline._paths import names_in
 
 if TYPE_CHECKING:
     from trunkline.checkpoint.directory.checkpointer import Checkpointer
@@ -222,7 +223,7 @@ def _check_no_later_steps(checkpointer: "Checkpointer", how: str, start: int) ->
 def _stock_folders(output_dir: str) -> list[tuple[int, Path]]:
     """Return the complete stock checkpoints."""
     try:
-        entries = list(Path(output_dir).iterdir())
+        entries = [Path(output_dir, name) for name in names_in(output_dir)]
     except FileNotFoundError:
         return []
     found = [(_STOCK_FOLDER.fullmatch(entry.name), entry) for entry in entries]

@@ -26,6 +26,7 @@ from trunkline._formats.safetensors.loader import (
     selected_headers,
 )
 from trunkline._formats.selection import Selection
+from trunkline._paths import names_in
 from trunkline._tensor_io import transfer
 from trunkline._tensor_io.memory import CPU
 from trunkline._torch_or_numpy import torch
@@ -148,7 +149,7 @@ def _find(path: str) -> str:
     """Return the index, or else the one file, that the path leads to."""
     if not os.path.isdir(path):  # noqa: PTH112
         return path
-    names = sorted(os.listdir(path))  # noqa: PTH208
+    names = sorted(names_in(path))
     # Its other values are in the manifest: a dict of the shards' tensors would be mistaken for the state.
     if any(is_manifest(name) or is_shard(name) for name in names):
         raise Format(None, f"{path} is a step of a directory of checkpoints; use {step_reader(path)}", path)

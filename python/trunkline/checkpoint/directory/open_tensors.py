@@ -13,7 +13,7 @@ from trunkline._formats.file_version import version_of
 from trunkline._formats.safetensors.folder import open_folder
 from trunkline._formats.safetensors.source import SafetensorsSource
 from trunkline._formats.tensor_reader import Source, TensorReader
-from trunkline._paths import absolute_path, path_name
+from trunkline._paths import absolute_path, names_in, path_name
 from trunkline._tensor_io.memory import Device, device_argument
 from trunkline._torch_or_numpy import require_torch, torch
 from trunkline._types import Path
@@ -101,7 +101,7 @@ def _step_in(name: str) -> tuple[str, int] | None:
     if not os.path.isdir(name):  # noqa: PTH112 - an index
         return None
     directory, folder = os.path.split(absolute_path(name).rstrip("/"))
-    names = os.listdir(name)  # noqa: PTH208
+    names = names_in(name)
     step = step_of(folder)
     if step is not None and any(is_manifest(each) for each in names):
         return directory, step

@@ -25,6 +25,7 @@ from trunkline._core import CheckpointStore
 from trunkline._errors import Corrupt, Error, Format, Unsupported, exception_of, system_error
 from trunkline._formats.checkpoint_names import DESCRIPTOR, step_name, step_of
 from trunkline._formats.node_names import LOCK, RECORD, SAVES
+from trunkline._paths import names_in
 from trunkline._replacing import replacing
 from trunkline.checkpoint.nodes.agreement import Entry, Inventory
 from trunkline.checkpoint.nodes.record import (
@@ -136,7 +137,7 @@ class NodeDirectory:
                 path,
             )
         with suppress(FileNotFoundError, NotADirectoryError):
-            for name in os.listdir(self.directory):  # noqa: PTH208
+            for name in names_in(self.directory):
                 if name == DESCRIPTOR or step_of(name) is not None:
                     raise exception_of(
                         "system",

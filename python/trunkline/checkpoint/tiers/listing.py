@@ -6,6 +6,7 @@ from pathlib import Path
 
 from trunkline._errors import system_error
 from trunkline._formats.checkpoint_names import DESCRIPTOR, commit_of, step_of
+from trunkline._paths import names_in
 from trunkline.checkpoint.tiers.plan import Commit, is_due
 
 
@@ -42,14 +43,14 @@ def id_of(directory: str) -> str:
         about = json.loads((Path(directory) / DESCRIPTOR).read_bytes())
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return ""
+    except OSError as error:
+        raise system_error(error, f"read {directory}/{DESCRIPTOR}", directory) from None
     found = about.get("id") if isinstance(about, dict) else None
     return found if isinstance(found, str) else ""
 
 
 def _names_in(directory: str) -> list[str]:
     try:
-        return os.listdir(directory)  # noqa: PTH208 - quick, for many steps
+        return names_in(directory)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    except OSError as error:
-        raise system_error(error, f"list {directory}", directory) from None

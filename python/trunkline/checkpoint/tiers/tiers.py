@@ -420,7 +420,8 @@ class Tiers:
         )
 
     def _of_another_run(self, place: _Place, steps: list[int]) -> Exception:
-        why = f"which were not copied from {self._store.directory}, or another run has gone on from them"
+        which = "which was" if len(steps) == 1 else "which were"
+        why = f"{which} not copied from {self._store.directory}, or another run has gone on from there"
         if is_damaged(place.directory):
             why = f"and {place.directory}/{NAME}, which says whose they are, is damaged"
         return exception_of(
