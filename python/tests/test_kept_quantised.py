@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support_models import ARCHITECTURES, prompt, save_model, stock
-from test_quantised_models import _FP8_SETTINGS, _fp8, _rewrite, fp8_folder, gpt_oss_folder
+from test_quantised_models import _FP8_SETTINGS, _fp8, _rewrite, fp8_folder
 from test_streaming import generated, logits
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
@@ -169,15 +169,6 @@ def test_a_pack_is_found_again_and_another_choice_replaces_it(tmp_path: Path) ->
 def test_checkpoints_that_are_not_quantised_are_the_same(tmp_path: Path) -> None:
     folder = save_model(ARCHITECTURES["llama"](), tmp_path)
     assert torch.equal(logits(load(folder, "1GB")), logits(stock(folder)))
-
-
-@pytest.mark.parametrize("kind", ["qwen3-moe", "gpt-oss"])
-def test_merged_experts_and_mxfp4_are_rejected(kind: str, tmp_path: Path) -> None:
-    folder = gpt_oss_folder(tmp_path) if kind == "gpt-oss" else fp8_folder(tmp_path, kind)
-    with pytest.raises(tl.Unsupported, match='keep: "quantised" is not supported for .*experts.*omit keep'):
-        load(folder, "1GB")
-    with pytest.raises(tl.Unsupported, match="omit keep"):
-        tl.stream.plan(folder, keep="quantised", memory_budget="1GB", bandwidth=1e9, flops=1e12)
 
 
 def test_other_values_and_gpus_are_rejected(tmp_path: Path) -> None:

@@ -56,6 +56,20 @@ def fp8_folder(folder: Path, kind: str = "qwen3", scale_dtype: torch.dtype = tor
     return _rewrite(save_model(ARCHITECTURES[kind](), folder), _fp8(scale_dtype), _FP8_SETTINGS)
 
 
+def experts_in_fp8(folder: Path, kind: str, dtype: torch.dtype = torch.bfloat16, **config: Any) -> Path:
+    """Save a model whose experts are quantised, each matrix by itself."""
+    quantised = _fp8()
+
+    def quantise(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+        is_matrix = tensor.dim() == 2 and not any(extent % _BLOCK for extent in tensor.shape)
+        if ".experts." not in name or not is_matrix:
+            return {name: tensor}
+        made = quantised("proj.weight", tensor)
+        return {name: made["proj.weight"], f"{name}_scale_inv": made["proj.weight_scale_inv"]}
+
+    return _rewrite(save_model(small_config(kind, **config), folder, dtype), quantise, _FP8_SETTINGS)
+
+
 def gpt_oss_folder(folder: Path) -> Path:
     save_model(small_config("gpt_oss", num_hidden_layers=4), folder)
     generator = torch.Generator().manual_seed(4)
@@ -90,6 +104,11 @@ def _check_equal(folder: Path) -> Any:
 @pytest.mark.parametrize("kind", ["qwen3", "llama, tied", "qwen3-moe"])
 def test_fp8_is_equal_to_what_stock_dequantises(kind: str, tmp_path: Path) -> None:
     _check_equal(fp8_folder(tmp_path, kind))
+
+
+def test_other_weights_that_are_put_together_keep_the_dtype_of_stock(tmp_path: Path) -> None:
+    """Convolutions that the config keeps in fp32, and that transformers puts together of bf16 parts."""
+    _check_equal(experts_in_fp8(tmp_path, "bailing_hybrid"))
 
 
 def test_scales_that_are_powers_of_two(tmp_path: Path) -> None:

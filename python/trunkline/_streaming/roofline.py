@@ -22,10 +22,11 @@ class ExpertSizes:
     count: int
     per_token: int  # how many of them a token uses
     matrix_bytes: tuple[int, ...]
+    expanded_bytes: int = 0  # by how much one of them is larger once it is dequantised
 
     @property
     def expert_bytes(self) -> int:
-        """Bytes of one expert."""
+        """Bytes of one expert, as it is stored."""
         return sum(self.matrix_bytes)
 
 
@@ -58,7 +59,9 @@ class Sizes:
     def active_bytes(self) -> int:
         """Bytes of the weights that a generated token uses, as it computes with them."""
         dense = self.dense_bytes - self.prompt_bytes + self.expanded_bytes
-        return dense + sum(each.per_token * each.expert_bytes for each in self.experts)
+        return dense + sum(
+            each.per_token * (each.expert_bytes + each.expanded_bytes) for each in self.experts
+        )
 
     @property
     def least_cache_bytes(self) -> int:

@@ -9,9 +9,15 @@ from torch import nn
 from trunkline._core import File, UnitCache
 from trunkline._streaming.roofline import uses_most
 from trunkline._streaming.weight_hooks import not_compiled
+from trunkline._tensor_io.memory import CPU, empty_bytes
 from trunkline.transformers._expert_plan import ExpertPlan
-from trunkline.transformers._routed_weights import ExpertMemory, RoutedMatrices, RoutedWeight
-from trunkline.transformers.experts import Experts, routing_of, uses_of
+from trunkline.transformers._routed_weights import (
+    Dequantised,
+    ExpertMemory,
+    RoutedMatrices,
+    RoutedWeight,
+)
+from trunkline.transformers.experts import Experts, routing_of, scratch_sizes, uses_of
 
 
 def route(
@@ -29,7 +35,7 @@ def route(
         read_ahead=plan.read_ahead,
         use_rates=rates,
     )
-    memory = ExpertMemory(cache, remedy)
+    memory = ExpertMemory(cache, remedy, [empty_bytes(size, CPU) for size in scratch_sizes(plan.experts)])
     hooks: list[_ExpertHooks] = []
     first = 0
     for experts in plan.experts:
@@ -71,11 +77,13 @@ class _ExpertHooks:
         self._firsts = [first + index * experts.count for index in range(len(experts.weights))]
         self.units = list(range(first, first + experts.count * len(experts.weights)))
         self.following: list[int] = []  # units of the next module
-        for unit, weight in zip(self._firsts, experts.weights, strict=True):
+        for unit, weight, nbytes in zip(self._firsts, experts.weights, experts.matrix_bytes, strict=True):
             parameter = module._parameters[weight.name]
             assert parameter is not None
             of_weight = begins[unit - first : unit - first + experts.count]
-            matrices = RoutedMatrices(memory, group, unit, of_weight, parameter)
+            scratch = memory.scratch[(unit - first) // experts.count]
+            quantised = None if weight.quantised is None else Dequantised(weight.quantised, scratch, nbytes)
+            matrices = RoutedMatrices(memory, group, unit, of_weight, parameter, quantised)
             module._parameters[weight.name] = RoutedWeight.routed(weight.path, parameter, matrices)
         module.forward = _uncompiled_forward(module, memory, group)
         module.register_forward_pre_hook(not_compiled(self.before), with_kwargs=True)

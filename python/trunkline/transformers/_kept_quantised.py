@@ -1,5 +1,6 @@
 """Quantised weights that are streamed as they are stored, and dequantised at each use."""
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,10 +11,13 @@ from trunkline._errors import Unsupported
 from trunkline._streaming.layers import QuantisedWeight, Unit
 from trunkline._streaming.stored import FileTensor
 from trunkline.transformers._dequantise import Dequantise, Workspace
+from trunkline.transformers._expert_records import ExpertRecords, Workspaces, parts_of
 from trunkline.transformers._weights import Conversion, Weights
+from trunkline.transformers.experts import Experts
 
 _MATRIX, _SCALES, _OF_ACTIVATIONS = "weight", "weight_scale_inv", "activation_scale"
 _DIMENSIONS = 2
+_DIGITS = 16
 
 
 def keep(
@@ -22,11 +26,13 @@ def keep(
     units: Iterable[Unit],
     state: Mapping[str, Any],
     source: str,
+    records: Mapping[str, ExpertRecords],
 ) -> list[FileTensor]:
     """Let the quantised weights among those of `units` be stored as they are in the files.
 
     Changes `weights` and `units`, and returns what is stored of those weights, named after them. `state`: the
-    parameters of the model by name. Raises Unsupported if any can only be dequantised once.
+    parameters of the model by name. `records`: what keep_experts() returned. Raises Unsupported if any can
+    only be dequantised once.
     """
     kept: dict[str, tuple[QuantisedWeight, list[FileTensor]]] = {}
     workspace = Workspace()  # one thread at a time runs the model
@@ -46,9 +52,37 @@ def keep(
     for path in kept:
         del weights.computed[path]
     weights.stored.update((each.name, each) for each in found)
-    if not weights.computed:
+    if not weights.computed and not records:
         weights.converter = ""
     return found
+
+
+def keep_experts(
+    weights: Weights, tensors: Mapping[str, FileTensor], experts: Iterable[Experts], model: Any, source: str
+) -> dict[str, ExpertRecords]:
+    """Let the quantised weights of routed experts be stored as they are in the files, expert by expert.
+
+    Changes `weights` and `experts`, and returns how each weight is stored, by its path. Raises Unsupported if
+    any can only be dequantised once.
+    """
+    made: dict[str, ExpertRecords] = {}
+    workspaces = Workspaces()
+    for each in experts:
+        for weight in each.weights:
+            conversion = weights.computed.get(weight.path)
+            if conversion is None or not conversion.dequantises:
+                continue
+            parts = parts_of(conversion, tensors, each.count)
+            if not parts:
+                raise _unsupported(weight.path, conversion, source)
+            records = made[weight.path] = ExpertRecords(weight.path, conversion, parts, model, workspaces)
+            weight.quantised = records.quantised
+            weight.nbytes = records.count * records.record_bytes
+            del weights.computed[weight.path]
+    if made:
+        layouts = "\n".join(each.layout for each in made.values())
+        weights.converter += f", experts {hashlib.sha256(layouts.encode()).hexdigest()[:_DIGITS]}"
+    return made
 
 
 def _stored(
@@ -68,17 +102,21 @@ def _stored(
         and len(tensors[names[_SCALES]].shape) <= _DIMENSIONS
     )
     if not is_plain:
-        raise Unsupported(
-            None,
-            f'keep: "quantised" is not supported for {path} of {source}, which is made from '
-            f"{len(conversion.sources)} quantised tensors (experts that are merged, or mxfp4); omit keep, so "
-            "that the weights are dequantised once, into a pack",
-            source,
-        )
+        raise _unsupported(path, conversion, source)
     return [
         replace(tensors[names[_MATRIX]], name=path),
         replace(tensors[names[_SCALES]], name=f"{path}_scale_inv"),
     ]
+
+
+def _unsupported(path: str, conversion: Conversion, source: str) -> Unsupported:
+    return Unsupported(
+        None,
+        f'keep: "quantised" is not supported for {path} of {source}, which is made from '
+        f"{len(conversion.sources)} quantised tensors; omit keep, so that the weights are dequantised once, "
+        "into a pack",
+        source,
+    )
 
 
 def check_on_cpu(device: torch.device, has_quantised: bool, source: str) -> None:

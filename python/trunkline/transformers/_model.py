@@ -114,9 +114,10 @@ def from_pretrained(
 
     `keep`: "dequantised" writes the weights of a checkpoint with fp8 or mxfp4 weights into a pack of the
     model's dtype, once, and reads that in each pass; "quantised" reads the stored bytes, and dequantises each
-    unit as it is used, with the same result. That reads a half or a quarter, and computes more; it is for
-    fp8 weights of dense models on the CPU. The budget then bounds also the memory that they are dequantised
-    into, and `unit_bytes` counts dequantised bytes. Checkpoints that are not quantised are the same for both.
+    unit as it is used, and each expert as tokens are routed to it, with the same result. That reads a half or
+    a quarter, and computes more; it is for models on the CPU. The budget then bounds also the memory that
+    they are dequantised into, and `unit_bytes` counts dequantised bytes. Experts are put together in a pack,
+    as they are stored. Checkpoints that are not quantised are the same for both.
 
     `routing_trace`: a file that records which experts of a mixture of experts each step uses, for
     trunkline.stream.plan (None: the one that TRUNKLINE_ROUTING_TRACE in the environment names, if it is set).
@@ -255,9 +256,9 @@ def _load(checkpoint: Checkpoint, memory: Memory, wanted: WantedPack, making: Mo
     _match_stock_matmul(checkpoint.model)
     meta_model.finish(checkpoint.model, folder, memory.device, checkpoint.name, making.generation_config)
     streaming = Streaming(None, None, sum(tensor.nbytes for tensor in kept), 0, source, plan.gpu_slots_bytes)
+    streaming.resident_bytes += plan.scratch_bytes
     if plan.streamed:
         _stream(streaming, checkpoint.layers, plan, weights.streamed, memory, remedy)
-        streaming.resident_bytes += plan.scratch_bytes
     if plan.experts is not None:
         _route(streaming, checkpoint.model, plan.experts, weights)
         streaming.expert_bytes = sum(each.nbytes for each in plan.experts.experts)
@@ -386,7 +387,8 @@ def _stream(
     )
     views = [each.views(memory.on_gpu) for each in passing]
     streaming.stream = stream
-    scratch = Scratch(plan.scratch_bytes, memory.device) if plan.scratch_bytes else None
+    scratch_bytes = max((each.unit.scratch_bytes for each in passing), default=0)
+    scratch = Scratch(scratch_bytes, memory.device) if scratch_bytes else None
     unit_memory = UnitMemory(stream, remedy, slots, scratch=scratch)
     streaming.hooks = WeightHooks(layers, [each.unit for each in passing], views, unit_memory)
     # On a GPU all of them are copied in each pass, also those that stay in main memory.

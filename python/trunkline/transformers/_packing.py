@@ -323,6 +323,8 @@ def _source(checkpoint: Checkpoint) -> Source:
     for name in checkpoint.order:
         if name in checkpoint.weights.stored:
             wanted[checkpoint.weights.stored[name].name] = checkpoint.weights.stored[name]
+        elif name in checkpoint.records:
+            wanted.update((place.name, place) for place in checkpoint.records[name].places())
         else:
             sources = checkpoint.weights.computed[name].sources
             wanted.update((source, checkpoint.tensors[source]) for source, _ in sources)
@@ -344,6 +346,9 @@ def _contents(checkpoint: Checkpoint, source: Source) -> Iterator[tuple[str, tor
         dtype = checkpoint.dtypes[name]
         if name in checkpoint.weights.stored:
             yield name, fetch(dtype, checkpoint.weights.stored[name])
+            continue
+        if name in checkpoint.records:
+            yield name, checkpoint.records[name].records(source.fetch)
             continue
         conversion = checkpoint.weights.computed[name]
         if id(conversion) not in done:

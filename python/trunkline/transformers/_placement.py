@@ -79,7 +79,7 @@ def _plan_on_cpu(memory: Memory, checkpoint: Checkpoint, places: dict[str, FileT
     units = [StoredUnit.of(unit, places) for unit in whole.units]
     room = memory.budget - whole.resident_bytes
     config = checkpoint.model.config
-    least = whole.sizes(config).least_budget
+    least = sys.maxsize if checkpoint.must_route else whole.sizes(config).least_budget
     least_routed = sys.maxsize if routed is None else routed.sizes(config).least_budget
     fits = paged_bytes([unit.nbytes for unit in units]) <= room
     if memory.budget >= least and (fits or memory.budget < least_routed):

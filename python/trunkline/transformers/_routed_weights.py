@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 from trunkline._core import UnitCache
 from trunkline._streaming.bound_unit import advised
+from trunkline._streaming.layers import QuantisedWeight
 from trunkline._streaming.offloaded import OffloadedWeight
 
 _GROUPED = {"_grouped_mm", "grouped_mm", "grouped_mm_fallback"}
@@ -17,9 +19,13 @@ _GROUPED = {"_grouped_mm", "grouped_mm", "grouped_mm_fallback"}
 class ExpertMemory:
     """The experts of a model in a UnitCache, and the tensors that view them. For one thread at a time."""
 
-    def __init__(self, cache: UnitCache, remedy: str) -> None:
-        """`remedy`: what to do about weights that were changed."""
+    def __init__(self, cache: UnitCache, remedy: str, scratch: Sequence[torch.Tensor] = ()) -> None:
+        """`remedy`: what to do about weights that were changed.
+
+        `scratch`: memory in which quantised matrices are dequantised, for each weight of a module.
+        """
         self.cache = cache
+        self.scratch = scratch
         self._remedy = remedy
         self._bytes = torch.frombuffer(cache.memory, dtype=torch.uint8)
         self._typed: dict[torch.dtype, torch.Tensor] = {}
@@ -59,16 +65,42 @@ class ExpertMemory:
             ].view(dtype)
         return typed.as_strided(shape, (shape[1], 1), begin // dtype.itemsize)
 
+    def bytes_at(self, begin: int, count: int) -> torch.Tensor:
+        """Return the bytes that begin there."""
+        return self._bytes[begin : begin + count]
+
+
+@dataclass(frozen=True)
+class Dequantised:
+    """How the matrices of a weight are dequantised, one after the other, into the same memory."""
+
+    weight: QuantisedWeight
+    scratch: torch.Tensor
+    record_bytes: int
+
+    def matrix(self, record: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return the matrix of which a record holds the stored bytes."""
+        made = self.scratch[: self.weight.dequantised_bytes].view(dtype).view(shape)
+        self.weight.dequantise([record], made)
+        return made
+
 
 class RoutedMatrices:
     """One matrix of each expert of a module."""
 
     def __init__(
-        self, memory: ExpertMemory, group: int, first: int, begins: Sequence[int], parameter: nn.Parameter
+        self,
+        memory: ExpertMemory,
+        group: int,
+        first: int,
+        begins: Sequence[int],
+        parameter: nn.Parameter,
+        quantised: Dequantised | None = None,
     ) -> None:
         """`group`: the module. `first`: the number of the first expert's unit.
 
         `begins`: where each begins in its unit's memory. `parameter`: all of them, on the meta device.
+        `quantised`: None if they are stored as they are used.
         """
         self._memory = memory
         self._group = group
@@ -77,6 +109,7 @@ class RoutedMatrices:
         self.count = parameter.shape[0]
         self._dtype = parameter.dtype
         self._shape = tuple(parameter.shape[1:])
+        self._quantised = quantised
         self._last: int | None = None  # the unit that one() returned
 
     @property
@@ -142,7 +175,11 @@ class RoutedMatrices:
     def _acquire(self, units: Sequence[int]) -> tuple[int, torch.Tensor]:
         """Wait for one of the units; return which, and the matrix."""
         unit, begin = self._memory.acquire(units)
-        return unit, self._memory.view(begin + self._begins[unit - self.first], self._dtype, self._shape)
+        begin += self._begins[unit - self.first]
+        if self._quantised is None:
+            return unit, self._memory.view(begin, self._dtype, self._shape)
+        record = self._memory.bytes_at(begin, self._quantised.record_bytes)
+        return unit, self._quantised.matrix(record, self._dtype, self._shape)
 
     def _valid(self, expert: int) -> int:
         if not -self.count <= expert < self.count:

@@ -51,7 +51,7 @@ class Weights:
 
     stored: dict[str, FileTensor]  # by name of the weight
     computed: dict[str, Conversion]
-    converter: str  # the library that computes them, and its version; "" if none are computed
+    converter: str  # what decides how they are computed: library and version; "" if none are
 
 
 def find(model: Any, checkpoint: Mapping[str, FileTensor], source: str, quantiser: Any = None) -> Weights:
@@ -103,6 +103,9 @@ def find(model: Any, checkpoint: Mapping[str, FileTensor], source: str, quantise
                 source,
             ) from None
         computed.update(dict.fromkeys(made, group))
+        if group.dequantises:  # others are converted to the dtype that the model gives them
+            for weight, value in made.items():
+                _set_dtype(model, weight, value.dtype)
         shapes.update({weight: tuple(value.shape) for weight, value in made.items()})
     _check(model, shapes, source)
     version = f"transformers {transformers.__version__}" if computed else ""
@@ -125,13 +128,17 @@ def _leave_unscaled(
             continue
         del groups[weight]
         place = stored[weight] = checkpoint[group.sources[0][0]]
-        module, _, leaf = weight.rpartition(".")
-        parameters = model.get_submodule(module)._parameters
-        parameter = parameters.get(leaf)
-        if parameter is not None and parameter.dtype != place.dtype:
-            parameters[leaf] = nn.Parameter(
-                torch.empty(parameter.shape, dtype=place.dtype, device="meta"), requires_grad=False
-            )
+        _set_dtype(model, weight, place.dtype)
+
+
+def _set_dtype(model: Any, weight: str, dtype: torch.dtype) -> None:
+    module, _, leaf = weight.rpartition(".")
+    parameters = model.get_submodule(module)._parameters
+    parameter = parameters.get(leaf)
+    if parameter is not None and parameter.dtype != dtype:
+        parameters[leaf] = nn.Parameter(
+            torch.empty(parameter.shape, dtype=dtype, device="meta"), requires_grad=False
+        )
 
 
 def _why_missing(model: Any) -> str:

@@ -40,8 +40,17 @@ class Experts:
 
     @property
     def matrix_bytes(self) -> list[int]:
-        """Bytes of each matrix of one expert."""
+        """Bytes of each matrix of one expert, as it is stored."""
         return [weight.nbytes // self.count for weight in self.weights]
+
+    @property
+    def expanded_bytes(self) -> int:
+        """By how much an expert is larger once it is dequantised."""
+        return sum(
+            weight.quantised.dequantised_bytes - weight.nbytes // self.count
+            for weight in self.weights
+            if weight.quantised is not None
+        )
 
 
 def find_experts(model: Any, path: str, layers: nn.ModuleList) -> list[Experts]:
@@ -56,6 +65,24 @@ def find_experts(model: Any, path: str, layers: nn.ModuleList) -> list[Experts]:
         for inner, module in layers.named_modules()
         if (weights := list(_matrices(f"{path}.{inner}", module, streamable)))
     ]
+
+
+def scratch_sizes(experts: Sequence[Experts]) -> list[int]:
+    """Return the memory in which the experts' matrices are dequantised: one for each weight of a module.
+
+    All modules use the same; a module may use one matrix of each of its weights at a time.
+    """
+    sizes: list[int] = []
+    for each in experts:
+        sizes += [0] * (len(each.weights) - len(sizes))
+        for index, weight in enumerate(each.weights):
+            sizes[index] = max(sizes[index], weight.scratch_bytes)
+    return sizes
+
+
+def scratch_bytes_of(experts: Sequence[Experts]) -> int:
+    """Return the sum of scratch_sizes()."""
+    return sum(scratch_sizes(experts))
 
 
 def routed_parameters(experts: Sequence[Experts]) -> set[int]:

@@ -61,4 +61,6 @@ def stored_sizes(
     check_on_cpu(device, bool(checkpoint.quantised), str(found.path))
     config = checkpoint.model.config
     routed = None if checkpoint.routed is None else checkpoint.routed.sizes(config)
+    if routed is not None and checkpoint.must_route:
+        return routed, routed, checkpoint.model
     return checkpoint.whole.sizes(config), routed, checkpoint.model

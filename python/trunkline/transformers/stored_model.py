@@ -1,8 +1,8 @@
 """Reads a Hugging Face folder: its model without weights, and where the weights are stored."""
 
 import errno
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,19 @@ from trunkline._streaming.source import Source
 from trunkline._streaming.stored import TENSOR_ALIGNMENT, FileTensor
 from trunkline.checkpoint.save_order import await_saves_of
 from trunkline.transformers import _weights, meta_model
+from trunkline.transformers._expert_records import ExpertRecords
 from trunkline.transformers._folder import check_model_folder, check_weights
-from trunkline.transformers._kept_quantised import keep
+from trunkline.transformers._kept_quantised import keep, keep_experts
 from trunkline.transformers._options import ModelOptions
 from trunkline.transformers._prompt_parts import prompt_weights
 from trunkline.transformers._weights import Weights
-from trunkline.transformers.experts import Experts, experts_per_token, find_experts, routed_parameters
+from trunkline.transformers.experts import (
+    Experts,
+    experts_per_token,
+    find_experts,
+    routed_parameters,
+    scratch_bytes_of,
+)
 from trunkline.transformers.hub import ModelFolder, add_download
 
 _DEFAULTS = ModelOptions()
@@ -44,7 +51,7 @@ class Division:
     resident: list[str]
     resident_bytes: int
     prompt_bytes: int = 0  # of those: used only by the prompt, such as a vision tower
-    scratch_bytes: int = 0  # of those: memory for dequantised weights
+    scratch_bytes: int = 0  # of those: memory for dequantised weights, those of experts included
 
     def sizes(self, config: Any) -> Sizes:
         """Return its sizes; `config`: of the model."""
@@ -53,7 +60,12 @@ class Division:
             tuple(unit.nbytes for unit in self.units),
             tuple(len(unit.tensors) for unit in self.units),
             tuple(
-                ExpertSizes(each.count, experts_per_token(config, each.count), tuple(each.matrix_bytes))
+                ExpertSizes(
+                    each.count,
+                    experts_per_token(config, each.count),
+                    tuple(each.matrix_bytes),
+                    each.expanded_bytes,
+                )
                 for each in self.experts
             ),
             self.prompt_bytes,
@@ -73,7 +85,7 @@ class Checkpoint:
 
     `whole`: with units of all streamed weights; `routed`: with routed experts apart from them, None if the
     model has none. `order`: the order of use; streamed weights come first. A weight that is kept quantised is
-    here as the tensors that are stored of it, `quantised`.
+    here as the tensors that are stored of it, `quantised`; `records`: routed experts, by the weight's name.
     """
 
     folder: Path
@@ -92,6 +104,12 @@ class Checkpoint:
     identity: str = ""  # ModelFolder.identity
     changes: str = ""  # of the folder's config, ModelOptions.key
     quantised: frozenset[str] = frozenset()
+    records: Mapping[str, ExpertRecords] = field(default_factory=dict)
+
+    @property
+    def must_route(self) -> bool:
+        """Whether experts must be read one by one: all of a layer, dequantised, would need much memory."""
+        return bool(self.records)
 
     def why_not_in_place(self) -> str | None:
         """Return why the files cannot be read in place; None if they can.
@@ -100,6 +118,8 @@ class Checkpoint:
         """
         for name in self.order:
             stored = self.weights.stored.get(name)
+            if name in self.records:
+                return f"{name} is stored in parts that are not beside each other"
             if stored is None:
                 return f"{name} is not stored as such, but converted"
             if stored.dtype != self.dtypes[name]:
@@ -153,11 +173,12 @@ def read_checkpoint(
     for division in (whole, routed):
         if division is not None:
             division.resident = _resident(division, list(aliases))
-    kept = (
-        _keep_quantised(weights, tensors, (whole, routed), state, str(folder))
-        if options.keeps_quantised
-        else []
-    )
+    kept: list[FileTensor] = []
+    records: dict[str, ExpertRecords] = {}
+    if options.keeps_quantised:
+        experts = [] if routed is None else routed.experts
+        records = keep_experts(weights, tensors, experts, model, str(folder))
+        kept = _keep_quantised(weights, tensors, (whole, routed), state, str(folder), records)
     return Checkpoint(
         folder=folder,
         headers=headers,
@@ -169,14 +190,17 @@ def read_checkpoint(
         routed=routed,
         order=[*_streamed(whole), *whole.resident],
         dtypes={name: value.dtype for name, value in state.items()}
-        | {each.name: each.dtype for each in kept},
+        | {each.name: each.dtype for each in kept}
+        | dict.fromkeys(records, torch.uint8),
         shapes={name: tuple(state[name].shape) for name in aliases}
-        | {each.name: each.shape for each in kept},
+        | {each.name: each.shape for each in kept}
+        | {name: (each.count, each.record_bytes) for name, each in records.items()},
         aliases=aliases,
         name=found.name,
         identity=found.identity,
         changes=options.key,
-        quantised=frozenset(each.name for each in kept),
+        quantised=frozenset((*(each.name for each in kept), *records)),
+        records=records,
     )
 
 
@@ -215,12 +239,22 @@ def _keep_quantised(
     divisions: Sequence[Division | None],
     state: dict[str, torch.Tensor],
     source: str,
+    records: Mapping[str, ExpertRecords],
 ) -> list[FileTensor]:
-    """Let streamed weights stay quantised; return what is stored of them. Raises Unsupported."""
+    """Let streamed weights stay quantised, as those of `records` do; return what is stored of the others.
+
+    Raises Unsupported.
+    """
     found = [division for division in divisions if division is not None]
-    kept = keep(weights, tensors, [unit for each in found for unit in each.units], state, source)
+    units = [unit for each in found for unit in each.units]
+    for unit in units:
+        for weight in unit.weights:
+            if weight.path in records:
+                weight.nbytes = records[weight.path].count * records[weight.path].record_bytes
+    kept = keep(weights, tensors, units, state, source, records)
     for division in found:
         division.scratch_bytes = max((unit.scratch_bytes for unit in division.units), default=0)
+        division.scratch_bytes += scratch_bytes_of(division.experts)
         division.resident_bytes += division.scratch_bytes
     return kept
 

@@ -1,0 +1,231 @@
+"""Quantised experts that are read as they are stored, and dequantised when tokens are routed to them."""
+
+import dataclasses
+import gc
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support_models import stock
+from test_kept_quantised import least, load
+from test_quantised_models import experts_in_fp8, fp8_folder, gpt_oss_folder
+from test_routed_experts import _IMPLEMENTATIONS, decoded, of_experts, several_passes
+from test_streaming import logits
+from transformers.integrations.mxfp4 import dequantize_convertops
+
+import trunkline as tl
+from trunkline._streaming.streaming import streaming_of
+from trunkline.transformers import _kept_quantised
+from trunkline.transformers._dequantise_mxfp4 import Mxfp4Workspace, dequantise_mxfp4
+from trunkline.transformers._expert_records import ExpertRecords
+from trunkline.transformers._routed_weights import RoutedWeight
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+
+_FP8_FAMILIES = (
+    *("deepseek_v3", "deepseek_v4", "glm4_moe", "minimax_m2", "mixtral", "nemotron_h", "qwen3_moe"),
+    "qwen3_next",
+)
+
+
+def _folder(kind: str, path: Path) -> Path:
+    return gpt_oss_folder(path) if kind == "gpt_oss" else experts_in_fp8(path, kind)
+
+
+def _stored_bytes(folder: Path) -> int:
+    """Return the bytes of the experts' quantised matrices and their scales in the files."""
+    tensors = load_file(folder / "model.safetensors")
+    return sum(
+        each.nbytes
+        for name, each in tensors.items()
+        if ".experts." in name and (each.dtype.itemsize == 1 or name.endswith("_scale_inv"))
+    )
+
+
+def _records(model: Any) -> list[ExpertRecords]:
+    found = []
+    for weight in model.parameters():
+        if isinstance(weight, RoutedWeight) and weight.matrices._quantised is not None:
+            records = weight.matrices._quantised.weight.dequantise.__self__  # type: ignore[attr-defined]
+            found.append(records)
+    return found
+
+
+@pytest.mark.parametrize("kind", [*_FP8_FAMILIES, "gpt_oss"])
+def test_is_equal_to_what_stock_dequantises(kind: str, tmp_path: Path) -> None:
+    folder = _folder(kind, tmp_path)
+    expected, budget = stock(folder), least(folder)
+    for memory in (budget, 2 * budget, 10**9):
+        model = load(folder, memory)
+        assert tl.stream.stats(model)["memory_bytes"] <= memory
+        found = _records(model)
+        assert found
+        assert all(each._method is not None for each in found)
+        for implementation in _IMPLEMENTATIONS:
+            for each in (model, expected):
+                each.set_experts_implementation(implementation)
+            assert torch.equal(logits(model), logits(expected)), implementation
+            assert torch.equal(decoded(model), decoded(expected)), implementation
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
+def test_other_dtypes(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    folder = _folder(kind, tmp_path)
+    model = load(folder, least(folder, dtype=dtype), dtype=dtype)
+    assert torch.equal(logits(model), logits(stock(folder, dtype=dtype)))
+
+
+def test_all_weights_of_a_model(tmp_path: Path) -> None:
+    """Experts and others, with a pack of both."""
+    folder = fp8_folder(tmp_path, "qwen3-moe")
+    expected = stock(folder)
+    for memory in (least(folder), "1GB"):
+        model = load(folder, memory)
+        assert torch.equal(logits(model), logits(expected))
+        assert torch.equal(decoded(model), decoded(expected))
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
+def test_without_a_faster_way_transformers_dequantises(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ExpertRecords, "_methods", lambda *_: iter(()))
+    folder = _folder(kind, tmp_path)
+    model = load(folder)
+    assert all(each._method is None for each in _records(model))
+    assert torch.equal(logits(model), logits(stock(folder)))
+
+
+def test_a_faster_way_with_other_results_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(tensors: Any, out: torch.Tensor) -> None:
+        out.zero_()
+
+    monkeypatch.setattr(ExpertRecords, "_methods", lambda *_: iter((wrong,)))
+    folder = _folder("gpt_oss", tmp_path)
+    assert torch.equal(logits(load(folder)), logits(stock(folder)))
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
+def test_reads_the_stored_bytes(kind: str, tmp_path: Path) -> None:
+    folder = _folder(kind, tmp_path)
+    stored = _stored_bytes(folder)
+    model = load(folder)
+    several_passes(model)
+    found = of_experts(model)
+    padding = 128 * 8 * len(_records(model))  # of each tensor in a record, and of the record
+    assert stored <= found["total_bytes"] <= stored + padding
+    assert found["misses"] > 0
+    experts = 8 * len(_records(model))
+    assert found["bytes_read"] == pytest.approx(found["misses"] * found["total_bytes"] / experts, rel=0.5)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
+def test_the_least_budget_is_exact(kind: str, tmp_path: Path) -> None:
+    folder = _folder(kind, tmp_path)
+    enough = least(folder)
+    with pytest.raises(tl.OutOfBudget):
+        load(folder, enough - 1)
+    assert tl.stream.stats(load(folder, enough))["memory_bytes"] <= enough
+    assert least(folder) == enough
+
+
+@pytest.mark.parametrize("share", [1.0, 1.5, 100.0])
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
+def test_the_plan_is_that_of_the_model(kind: str, share: float, tmp_path: Path) -> None:
+    folder = _folder(kind, tmp_path)
+    budget = int(least(folder) * share)
+    planned = tl.stream.plan(folder, keep="quantised", memory_budget=budget, bandwidth=1e9, flops=1e12)
+    model = load(folder, budget)
+    found = tl.stream.stats(model)
+    assert planned["least_budget"] == least(folder)
+    assert planned["streamed_bytes"] == found["streamed_bytes"]
+    assert planned["experts"]["total_bytes"] == found["experts"]["total_bytes"]
+    default = tl.stream.plan(folder, memory_budget=10**9, bandwidth=1e9, flops=1e12)
+    routed = tl.stream.plan(folder, memory_budget=default["least_budget"], bandwidth=1e9, flops=1e12)
+    assert planned["compute_seconds"] == routed["compute_seconds"]
+    assert planned["pack"]["bytes"] < 0.9 * default["pack"]["bytes"]
+
+
+def test_a_pack_is_found_again_and_another_choice_replaces_it(tmp_path: Path) -> None:
+    folder, pack = _folder("gpt_oss", tmp_path / "model"), tmp_path / "pack"
+    made = tl.transformers.pack(folder, [pack], keep="quantised")
+    assert made["made"]
+    assert not tl.transformers.pack(folder, [pack], keep="quantised")["made"]
+    assert torch.equal(logits(load(folder, "1GB", pack_dir=pack)), logits(stock(folder)))
+    assert tl.transformers.pack(folder, [pack])["bytes"] > made["bytes"]
+    dequantised = tl.transformers.from_pretrained(folder, pack_dir=pack)
+    assert torch.equal(logits(dequantised), logits(stock(folder)))
+
+
+def test_a_pack_of_other_records_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same size, but in another order: their bytes would be taken for others."""
+    folder, pack = _folder("qwen3_moe", tmp_path / "model"), tmp_path / "pack"
+    with monkeypatch.context() as patch:
+        stock_parts = _kept_quantised.parts_of
+        patch.setattr(_kept_quantised, "parts_of", lambda *given: _turned(stock_parts(*given)))
+        assert tl.transformers.pack(folder, [pack], keep="quantised")["made"]
+    model = load(folder, pack_dir=pack)
+    assert torch.equal(logits(model), logits(stock(folder)))
+    assert not tl.transformers.pack(folder, [pack], keep="quantised")["made"]
+
+
+def _turned(parts: Any) -> Any:
+    """Swap the first two tensors of equal size in a record, and the patterns that they belong to."""
+    halves = [number for number, part in enumerate(parts) if not part.pattern.endswith("_scale_inv")]
+    if len(halves) == 2:
+        one, other = halves
+        parts[one], parts[other] = (
+            dataclasses.replace(parts[other], begin=parts[one].begin),
+            dataclasses.replace(parts[one], begin=parts[other].begin),
+        )
+    return parts
+
+
+def test_a_damaged_expert_is_named(tmp_path: Path) -> None:
+    folder, pack = _folder("qwen3_moe", tmp_path / "model"), tmp_path / "pack"
+    tl.transformers.pack(folder, [pack], keep="quantised")
+    manifest = json.loads((pack / "pack.json").read_text())
+    stored = next(each for each in manifest["tensors"] if each["name"].endswith("1.mlp.experts.down_proj"))
+    count, nbytes = stored["shape"]
+    assert len(stored["slices_crc32c"]) == count
+    with (pack / "weights.safetensors").open("r+b") as weights:
+        weights.seek(stored["offset"] + nbytes + 7)  # of expert 1
+        byte = weights.read(1)
+        weights.seek(-1, 1)
+        weights.write(bytes([byte[0] ^ 1]))
+    model = load(folder, pack_dir=pack)
+    with pytest.raises(tl.Corrupt, match=r"layers\.1\.mlp\.experts\.down_proj\[1\].*remove .* to rebuild"):
+        several_passes(model)
+
+
+def test_files_cannot_be_read_in_place(tmp_path: Path) -> None:
+    with pytest.raises(tl.Unsupported, match=r"pack: False, but .*stored in parts .* omit pack"):
+        load(_folder("qwen3_moe", tmp_path), "1GB", pack=False)
+
+
+def test_the_model_is_freed_with_the_last_reference(tmp_path: Path) -> None:
+    model = load(_folder("gpt_oss", tmp_path))
+    found = _records(model)
+    assert streaming_of[model].experts is not None
+    del model
+    gc.collect()
+    assert all(each._model() is None for each in found)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("rows", "groups"), [(1, 1), (64, 3), (700, 90)])
+def test_mxfp4_is_what_transformers_computes(dtype: torch.dtype, rows: int, groups: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    blocks = torch.randint(0, 256, (rows, groups, 16), dtype=torch.uint8, generator=generator)
+    workspace = Mxfp4Workspace()
+    for least_scale, most in ((110, 130), (0, 255), (255, 256)):  # with infinity, and NaN for 0 times it
+        scales = torch.randint(least_scale, most, (rows, groups), dtype=torch.uint8, generator=generator)
+        found = torch.empty(32 * groups, rows, dtype=dtype)
+        dequantise_mxfp4(blocks, scales, found, workspace)
+        expected = dequantize_convertops(blocks[None], scales[None], dtype)[0]
+        assert torch.equal(found.isnan(), expected.isnan())
+        assert torch.equal(found.nan_to_num(0.5, 7, -7), expected.nan_to_num(0.5, 7, -7))

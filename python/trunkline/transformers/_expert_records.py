@@ -1,0 +1,197 @@
+"""Quantised experts as they are stored: a record of bytes for each, from which its matrix is computed."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+from weakref import ref
+
+import torch
+
+from trunkline._streaming.layers import QuantisedWeight
+from trunkline._streaming.stored import TENSOR_ALIGNMENT, FileTensor
+from trunkline.transformers._dequantise import Dequantise, Workspace
+from trunkline.transformers._dequantise_mxfp4 import Mxfp4Workspace, dequantise_mxfp4
+from trunkline.transformers._weights import Conversion
+
+_OF_ACTIVATIONS = ".activation_scale"
+_SCALES = "_scale_inv"  # what transformers appends to the name of a matrix of fp8
+_BLOCKS, _BLOCK_SCALES = "_blocks", "_scales"  # of mxfp4
+_DIMENSIONS = 2
+
+Method = Callable[[Sequence[torch.Tensor], torch.Tensor], None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor of each expert, from byte `begin` of its record on.
+
+    `pattern`: of transformers, which the names in the files match. `places`: where each expert has it.
+    `is_slice`: whether they are slices of one tensor of all experts.
+    """
+
+    pattern: str
+    begin: int
+    places: tuple[FileTensor, ...]
+    is_slice: bool
+
+    @property
+    def end(self) -> int:
+        """The first byte after it in the record."""
+        return self.begin + self.places[0].nbytes
+
+    def view(self, record: torch.Tensor) -> torch.Tensor:
+        """Return the tensor within a record."""
+        first = self.places[0]
+        return record[self.begin : self.end].view(first.dtype).reshape(first.shape)
+
+
+class Workspaces:
+    """Memory for what is computed in between. One thread at a time may use it."""
+
+    def __init__(self) -> None:
+        """They have no memory at first."""
+        self.fp8 = Workspace()
+        self.mxfp4 = Mxfp4Workspace()
+
+
+def parts_of(conversion: Conversion, tensors: Mapping[str, FileTensor], count: int) -> list[Part] | None:
+    """Return the tensors of each of `count` experts; None if they cannot be told apart.
+
+    `conversion`: how transformers computes the weight of all of them. `tensors`: those in the files, by name.
+    """
+    by_pattern: dict[str, list[FileTensor]] = {}
+    for name, pattern in conversion.sources:
+        if not pattern.endswith(_OF_ACTIVATIONS):
+            by_pattern.setdefault(pattern, []).append(tensors[name])
+    parts: list[Part] = []
+    end = 0
+    for pattern, found in by_pattern.items():
+        is_slice = len(found) == 1 and found[0].shape[:1] == (count,)
+        places = [found[0].slice(index) for index in range(count)] if is_slice else found
+        if len(places) != count or len({(each.dtype, each.shape) for each in places}) != 1:
+            return None
+        parts.append(Part(pattern, _aligned(end), tuple(places), is_slice))
+        end = parts[-1].end
+    return parts
+
+
+class ExpertRecords:
+    """How the matrices of one weight of a module with experts are stored, and computed."""
+
+    def __init__(
+        self,
+        path: str,
+        conversion: Conversion,
+        parts: Sequence[Part],
+        model: Any,
+        workspaces: Workspaces,
+    ) -> None:
+        """`path`: of the weight in `model`, which is on the meta device."""
+        weight = model.get_parameter(path)
+        self.path = path
+        self.count = len(parts[0].places)
+        self.record_bytes = _aligned(parts[-1].end)
+        self._parts = tuple(parts)
+        self._conversion = conversion
+        self._model = ref(model)  # which refers to this
+        self._dtype = weight.dtype
+        self._method = next(filter(self._is_right, self._methods(workspaces)), None)
+        matrix_bytes = weight.dtype.itemsize * torch.Size(weight.shape[1:]).numel()
+        self.quantised = QuantisedWeight((path,), self.dequantise, matrix_bytes)
+
+    def places(self) -> Iterator[FileTensor]:
+        """Yield what records() fetches, in that order."""
+        for index in range(self.count):
+            for part in self._parts:
+                yield part.places[index]
+
+    @property
+    def layout(self) -> str:
+        """What a record consists of, as text: another layout has another text."""
+        return f"{self.path}: " + ", ".join(
+            f"{part.pattern} {part.places[0].dtype} {part.places[0].shape} at {part.begin}"
+            for part in self._parts
+        )
+
+    def records(self, fetch: Callable[[FileTensor], torch.Tensor]) -> torch.Tensor:
+        """Return the records of all experts, as uint8 of the shape (experts, record_bytes)."""
+        made = torch.zeros(self.count, self.record_bytes, dtype=torch.uint8, device="cpu")
+        for index in range(self.count):
+            for part in self._parts:
+                data = fetch(part.places[index]).reshape(-1).view(torch.uint8)
+                made[index, part.begin : part.end].copy_(data)
+        return made
+
+    def dequantise(self, stored: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        """Write the matrix of an expert into `out`; `stored`: its record, alone."""
+        (record,) = stored
+        tensors = [part.view(record) for part in self._parts]
+        if self._method is None:
+            out.copy_(self._by_converter(tensors))
+        else:
+            self._method(tensors, out)
+
+    def _by_converter(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the matrix of an expert, computed by transformers itself."""
+        model = self._model()
+        assert model is not None  # it is running, or being loaded
+        first = self._conversion.first
+        converter = deepcopy(self._conversion.converter)
+        for part, tensor in zip(self._parts, tensors, strict=True):
+            given = tensor[None] if part.is_slice else tensor
+            converter.add_tensor(first, part.places[0].name, part.pattern, lambda given=given: given)
+        value = converter.convert(first, model=model, config=model.config)[self.path]
+        matrix: torch.Tensor = (value[0] if isinstance(value, list) else value)[0]
+        return matrix
+
+    def _methods(self, workspaces: Workspaces) -> Iterator[Method]:
+        """Yield faster ways to compute what may be the same."""
+        index = {part.pattern: number for number, part in enumerate(self._parts)}
+        pairs = [(index[name], index[name + _SCALES]) for name in index if name + _SCALES in index]
+        if 2 * len(pairs) == len(self._parts):
+            convert = Dequantise(self._conversion.converter.operations[0], self._dtype, workspaces.fp8)
+
+            def by_rows(tensors: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+                begin = 0
+                for matrix, scales in pairs:
+                    rows = tensors[matrix].shape[0]
+                    convert((tensors[matrix], tensors[scales]), out[begin : begin + rows])
+                    begin += rows
+
+            yield by_rows
+        first, *others = index
+        if first.endswith(_BLOCKS) and others == [first.removesuffix(_BLOCKS) + _BLOCK_SCALES]:
+            yield lambda tensors, out: dequantise_mxfp4(tensors[0], tensors[1], out, workspaces.mxfp4)
+
+    def _is_right(self, method: Method) -> bool:
+        """Whether a method computes what transformers does: tried with small tensors of the same kinds."""
+        tensors = [_small(part) for part in self._parts]
+        try:
+            expected = self._by_converter(tensors)
+            found = torch.full_like(expected, -1)
+            method(tensors, found)
+        except (RuntimeError, ValueError, IndexError, AssertionError):
+            return False
+        return torch.equal(found, expected)
+
+
+def _small(part: Part) -> torch.Tensor:
+    """Return a small tensor of the kind, whose bytes count up: shapes of all parts fit together."""
+    first = part.places[0]
+    shape: tuple[int, ...] = first.shape
+    if part.pattern.endswith(_BLOCKS):
+        shape = 3, 2, 16
+    elif part.pattern.endswith(_BLOCK_SCALES):
+        shape = 3, 2
+    elif len(shape) == _DIMENSIONS:
+        shape = (2, 3) if part.pattern.endswith(_SCALES) else (4, 6)
+    count = torch.Size(shape).numel()
+    if first.dtype.itemsize == 1:  # of which the largest codes may stand for NaN
+        codes = torch.arange(count, dtype=torch.uint8, device="cpu") * 5 % 120
+        return codes.view(first.dtype).reshape(shape)
+    return torch.linspace(0.01, 0.7, count, device="cpu").to(first.dtype).reshape(shape)
+
+
+def _aligned(nbytes: int) -> int:
+    return nbytes + -nbytes % TENSOR_ALIGNMENT
