@@ -28,6 +28,7 @@ void register_checkpoint_store(nb::module_& module);
 void register_stream(nb::module_& module);
 void register_unit_cache(nb::module_& module);
 void register_cache_replay(nb::module_& module);
+void register_table_lookup(nb::module_& module);
 void register_data_scan(nb::module_& module);
 void register_workload(nb::module_& module);
 void register_shutdown(nb::module_& module);  // what happens at the interpreter's exit

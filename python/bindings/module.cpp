@@ -31,6 +31,7 @@ NB_MODULE(_core_anywhere, module) {
   tlp::register_stream(module);
   tlp::register_unit_cache(module);
   tlp::register_cache_replay(module);
+  tlp::register_table_lookup(module);
   tlp::register_data(module);
   tlp::register_data_scan(module);
   tlp::register_workload(module);

@@ -13,7 +13,7 @@ from test_streaming import generated, logits
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 import trunkline as tl
-from trunkline.transformers._dequantise import Dequantise, _is_equal
+from trunkline.transformers._dequantise import Dequantise, _is_equal, look_up
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
@@ -200,7 +200,7 @@ def test_the_default_device_is_ignored() -> None:
     matrix, found = torch.ones(4, 4).to(torch.float8_e4m3fn), torch.zeros(4, 4)
     with torch.device("meta"):
         Dequantise(Fp8Dequantize(None), torch.float32)([matrix, torch.tensor([[0.5]], device="cpu")], found)
-        assert _is_equal(Fp8Dequantize, torch.float32)
+        assert _is_equal(Fp8Dequantize, torch.float8_e4m3fn, torch.float32, torch.float32)
     assert torch.equal(found, torch.full((4, 4), 0.5))
 
 
@@ -242,3 +242,19 @@ def test_values_are_those_of_transformers(
             Dequantise(operation, dtype)([stored, scales], found)
             expected = operation._dequantize_one(stored, scales, dtype)
             assert torch.equal(found.nan_to_num(0.5), expected.nan_to_num(0.5))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("scale_dtype", [torch.float8_e8m0fnu, torch.float32])
+def test_values_of_packed_fp4(dtype: torch.dtype, scale_dtype: torch.dtype) -> None:
+    """Two in a byte, as experts of DeepSeek-V4 are stored, with a scale for 32 of them."""
+    generator = torch.Generator().manual_seed(4)
+    matrix = torch.randint(-128, 128, (70, 48), dtype=torch.int8, generator=generator)
+    scales = torch.randint(90, 160, (70, 3), dtype=torch.uint8, generator=generator).view(
+        torch.float8_e8m0fnu
+    )
+    stored, found = [matrix, scales.to(scale_dtype)], torch.empty(70, 96, dtype=dtype)
+    operation = Fp8Dequantize(None)
+    Dequantise(operation, dtype)(stored, found)
+    assert torch.equal(found, operation._dequantize_one(*stored, dtype))
+    assert look_up(*stored, found) == (scale_dtype == torch.float8_e8m0fnu)

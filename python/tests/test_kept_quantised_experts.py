@@ -19,7 +19,7 @@ from transformers.integrations.mxfp4 import dequantize_convertops
 import trunkline as tl
 from trunkline._streaming.streaming import streaming_of
 from trunkline.transformers import _kept_quantised
-from trunkline.transformers._dequantise_mxfp4 import Mxfp4Workspace, dequantise_mxfp4
+from trunkline.transformers._dequantise import dequantise_mxfp4
 from trunkline.transformers._expert_records import ExpertRecords
 from trunkline.transformers._routed_weights import RoutedWeight
 
@@ -221,11 +221,10 @@ def test_the_model_is_freed_with_the_last_reference(tmp_path: Path) -> None:
 def test_mxfp4_is_what_transformers_computes(dtype: torch.dtype, rows: int, groups: int) -> None:
     generator = torch.Generator().manual_seed(rows)
     blocks = torch.randint(0, 256, (rows, groups, 16), dtype=torch.uint8, generator=generator)
-    workspace = Mxfp4Workspace()
     for least_scale, most in ((110, 130), (0, 255), (255, 256)):  # with infinity, and NaN for 0 times it
         scales = torch.randint(least_scale, most, (rows, groups), dtype=torch.uint8, generator=generator)
         found = torch.empty(32 * groups, rows, dtype=dtype)
-        dequantise_mxfp4(blocks, scales, found, workspace)
+        dequantise_mxfp4(blocks, scales, found)
         expected = dequantize_convertops(blocks[None], scales[None], dtype)[0]
         assert torch.equal(found.isnan(), expected.isnan())
         assert torch.equal(found.nan_to_num(0.5, 7, -7), expected.nan_to_num(0.5, 7, -7))

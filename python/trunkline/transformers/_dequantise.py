@@ -1,4 +1,8 @@
-"""Dequantises fp8 weights while a model runs, with the results of transformers' own operation, but faster."""
+"""Dequantises weights while a model runs, with the results of transformers' own operations, but faster.
+
+What each byte of a quantised matrix stands for, with the scale of its block, is looked up in tables that are
+computed as transformers computes the values.
+"""
 
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -7,44 +11,25 @@ from typing import Any
 import torch
 from torch import nn
 
+from trunkline import _core
+
 _CHUNK_ELEMENTS = 1 << 19  # so that what is computed in between stays in the processor's caches
-# The bits of a float8_e4m3fn, moved by seven to the left, are those of a float16 smaller by this factor.
-_HALF_FACTOR = 256.0
-_HALF_BITS = -16385  # all but the uppermost bit of the exponent
-_NAN = 127  # the bits of NaN, but for the sign
-_SCALES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu)
-
-
-class Workspace:
-    """Memory for what is computed in between, which is kept: new memory costs more than the computing."""
-
-    _DTYPES = (torch.uint8, torch.int16, torch.float32)
-
-    def __init__(self) -> None:
-        """It has no memory at first."""
-        self._codes, self._bits, self._values = (torch.empty(0, dtype=dtype) for dtype in self._DTYPES)
-
-    def matrices(self, shape: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return matrices of uint8, int16 and float32 of this shape; their values are arbitrary."""
-        count = torch.Size(shape).numel()
-        if count > self._codes.numel():
-            with torch.inference_mode(False):  # else they could not be written to outside of that mode
-                made = [torch.empty(count, dtype=dtype, device="cpu") for dtype in self._DTYPES]
-            self._codes, self._bits, self._values = made
-        codes, bits, values = (
-            memory[:count].view(*shape) for memory in (self._codes, self._bits, self._values)
-        )
-        return codes, bits, values
+_CODES = 256
+_VALUE_BYTES = (2, 4)  # that look_up() knows
+_FP8 = {torch.float8_e4m3fn, torch.float8_e5m2}
+_FP4 = {torch.int8, getattr(torch, "float4_e2m1fn_x2", torch.int8)}  # two values in a byte
+# Those of a half of a byte, of which the lower one comes first.
+_FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+_ZERO_EXPONENT = 127  # the code of a scale of 1
 
 
 class Dequantise:
     """Computes the values of a weight from its stored tensors: the quantised matrix, and its scales."""
 
-    def __init__(self, operation: Any, dtype: torch.dtype, workspace: Workspace | None = None) -> None:
-        """`operation`: of transformers. `dtype`: of the values. `workspace`: may be shared in a thread."""
+    def __init__(self, operation: Any, dtype: torch.dtype) -> None:
+        """`operation`: of transformers. `dtype`: of the values."""
         self._operation = operation
         self._kind: Any = type(operation)
-        self._workspace = Workspace() if workspace is None else workspace
         self._target = nn.Module()  # from which the operation takes the dtype
         self._target.weight = nn.Parameter(torch.empty(0, dtype=dtype, device="meta"), requires_grad=False)
 
@@ -52,13 +37,12 @@ class Dequantise:
     def __call__(self, stored: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """Write the values into `out`."""
         matrix, scales = stored
-        grid = grid_of(matrix, scales) if _is_equal(self._kind, out.dtype) else None
+        if _is_equal(self._kind, matrix.dtype, scales.dtype, out.dtype) and look_up(matrix, scales, out):
+            return
         block = len(out) // len(scales) if scales.dim() > 1 else len(out)
         for begin, end in _chunks(len(out), block, max(1, _CHUNK_ELEMENTS // max(1, out.shape[1]))):
-            blocks = slice(begin // block, -(-end // block))
-            if grid is None or not multiply(matrix[begin:end], grid[blocks], out[begin:end], self._workspace):
-                of_chunk = scales[blocks] if scales.dim() > 1 else scales
-                out[begin:end].copy_(self.by_operation(matrix[begin:end], of_chunk))
+            of_chunk = scales[begin // block : -(-end // block)] if scales.dim() > 1 else scales
+            out[begin:end].copy_(self.by_operation(matrix[begin:end], of_chunk))
 
     def by_operation(self, matrix: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         """Return the values, computed by transformers' operation at once."""
@@ -78,42 +62,107 @@ def _chunks(rows: int, block: int, wanted: int) -> Iterator[tuple[int, int]]:
         begin = end
 
 
-def grid_of(matrix: torch.Tensor, scales: torch.Tensor) -> torch.Tensor | None:
-    """Return the scales of the blocks that multiply() requires; None if it cannot compute the values."""
-    if matrix.dtype != torch.float8_e4m3fn or scales.dtype not in _SCALES or matrix.device.type != "cpu":
-        return None
-    grid = scales.to(torch.float32) * _HALF_FACTOR
-    if not bool(grid.isfinite().all()):
-        return None
-    return grid if grid.dim() > 1 else grid.reshape(1, 1)
+def look_up(matrix: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> bool:
+    """Write the product of a matrix of fp8 or fp4 and the scales of its blocks into `out`.
 
-
-def multiply(matrix: torch.Tensor, grid: torch.Tensor, out: torch.Tensor, workspace: Workspace) -> bool:
-    """Write the product of float8_e4m3fn and their blocks' scales, in units of 1/256, into `out`.
-
-    torch converts float8 one by one, which is slower than reading them from a disk. Returns False, and leaves
-    `out` as it was, if any is NaN.
+    The product is that of float32, rounded to the dtype of `out`. Returns False, and leaves `out` as it was,
+    where that is not faster, or not possible.
     """
-    codes, bits, values = workspace.matrices(matrix.shape)
-    torch.bitwise_and(matrix.view(torch.uint8), _NAN, out=codes)
-    if codes.numel() and int(codes.max()) == _NAN:
+    rows, columns = matrix.shape
+    grid = (scales.shape[0], scales.shape[1]) if scales.dim() > 1 else (1, 1)
+    if out.dtype.itemsize not in _VALUE_BYTES or scales.numel() != grid[0] * grid[1]:
         return False
-    bits.copy_(matrix.view(torch.int8)).bitwise_left_shift_(7).bitwise_and_(_HALF_BITS)
-    values.copy_(bits.view(torch.float16))
-    columns = values.shape[1]
-    by_row = grid.repeat_interleave(columns // grid.shape[1], 1)
-    values.view(len(grid), -1, columns).mul_(by_row[:, None])
-    out.copy_(values)
+    if rows % grid[0] or columns % grid[1]:
+        return False
+    if scales.dtype.itemsize == 1:
+        tables = _tables_of_codes(matrix.dtype, scales.dtype, out.dtype)
+        of_blocks = scales.reshape(-1).view(torch.uint8).to(torch.int32)
+    elif scales.numel() * _CODES <= matrix.numel():
+        tables = _tables(_values_of(matrix.dtype), scales.to(torch.float32).reshape(-1), out.dtype)
+        of_blocks = torch.arange(scales.numel(), dtype=torch.int32, device="cpu")
+    else:
+        return False
+    _fill(matrix.view(torch.uint8), of_blocks, (rows // grid[0], columns // grid[1]), tables, out)
     return True
 
 
+@torch.no_grad()
+def dequantise_mxfp4(blocks: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> None:
+    """Write the values of a matrix into `out`, which is transposed: of the shape (32 * groups, rows).
+
+    `blocks`: uint8 of the shape (rows, groups, 16). `scales`: uint8 of (rows, groups). `out`: of a dtype of
+    2 or 4 bytes.
+    """
+    rows, _, nbytes = blocks.shape
+    of_blocks = scales.reshape(-1).to(torch.int32)
+    _fill(blocks.reshape(rows, -1), of_blocks, (1, nbytes), _tables_of_mxfp4(out.dtype), out, transposed=True)
+
+
+def _fill(
+    codes: torch.Tensor,
+    of_blocks: torch.Tensor,
+    block: tuple[int, int],
+    tables: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    transposed: bool = False,
+) -> None:
+    """Replace bytes by what the tables, of the shape (tables, 256, values), have for them."""
+    _core.look_up(
+        codes.contiguous(),
+        columns=codes.shape[1],
+        tables_of_blocks=of_blocks,
+        block_rows=block[0],
+        block_columns=block[1],
+        tables=tables,
+        values=tables.shape[2],
+        out=out,
+        transposed=transposed,
+        threads=torch.get_num_threads(),
+    )
+
+
+def _tables(values: torch.Tensor, factors: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a table for each factor: the products with the values."""
+    return (values[None] * factors[:, None, None]).to(dtype)
+
+
 @cache
-def _is_equal(operation: type[Any], dtype: torch.dtype) -> bool:
-    """Whether multiply() computes what this version of transformers does, for every float8_e4m3fn."""
-    codes = torch.arange(256, dtype=torch.uint8, device="cpu")
-    codes = codes[codes % 128 != _NAN]
-    matrix = codes.repeat(4, 1).view(torch.float8_e4m3fn)
-    scales = torch.tensor([[0.0123, 3.7], [1.0, 2.0**-20]], device="cpu")
-    grid, found = grid_of(matrix, scales), torch.empty_like(matrix, dtype=dtype)
-    expected = Dequantise(operation(None), dtype).by_operation(matrix, scales)
-    return grid is not None and multiply(matrix, grid, found, Workspace()) and torch.equal(found, expected)
+def _tables_of_codes(matrix: torch.dtype, scales: torch.dtype, dtype: torch.dtype) -> torch.Tensor:
+    """Return a table for each scale that a byte can stand for."""
+    codes = torch.arange(_CODES, dtype=torch.uint8, device="cpu")
+    if scales == torch.uint8:
+        factors = (codes.to(torch.float32) - _ZERO_EXPONENT).exp2()
+    else:
+        factors = codes.view(scales).to(torch.float32)
+    return _tables(_values_of(matrix), factors, dtype)
+
+
+@cache
+def _tables_of_mxfp4(dtype: torch.dtype) -> torch.Tensor:
+    exponents = torch.arange(_CODES, dtype=torch.int32, device="cpu") - _ZERO_EXPONENT
+    return torch.ldexp(_values_of(torch.int8).to(dtype)[None], exponents[:, None, None]).to(dtype)
+
+
+@cache
+def _values_of(dtype: torch.dtype) -> torch.Tensor:
+    """Return the values that each byte of a matrix stands for, as float32 of the shape (256, values)."""
+    if dtype in _FP4:
+        pairs = [[_FP4_VALUES[byte & 15], _FP4_VALUES[byte >> 4]] for byte in range(_CODES)]
+        return torch.tensor(pairs, dtype=torch.float32, device="cpu")
+    return torch.arange(_CODES, dtype=torch.uint8, device="cpu").view(dtype).to(torch.float32)[:, None]
+
+
+@cache
+def _is_equal(operation: type[Any], matrix: torch.dtype, scales: torch.dtype, dtype: torch.dtype) -> bool:
+    """Whether look_up() computes what this version of transformers does, for every byte of a matrix."""
+    if matrix not in _FP8 | _FP4 or dtype.itemsize not in _VALUE_BYTES:
+        return False
+    codes = torch.arange(_CODES, dtype=torch.uint8, device="cpu").repeat(4, 2).view(matrix)
+    if scales.itemsize == 1:
+        grid = torch.tensor([[120, 127], [130, 3]], dtype=torch.uint8, device="cpu").view(scales)
+    else:
+        grid = torch.tensor([[0.0123, 3.7], [1.0, 2.0**-20]], device="cpu").to(scales)
+    found = torch.empty(4, 2 * _CODES * (2 if matrix in _FP4 else 1), dtype=dtype, device="cpu")
+    expected = Dequantise(operation(None), dtype).by_operation(codes, grid)
+    return look_up(codes, grid, found) and torch.equal(found.nan_to_num(0.5), expected.nan_to_num(0.5))

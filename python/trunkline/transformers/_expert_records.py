@@ -10,8 +10,7 @@ import torch
 
 from trunkline._streaming.layers import QuantisedWeight
 from trunkline._streaming.stored import TENSOR_ALIGNMENT, FileTensor
-from trunkline.transformers._dequantise import Dequantise, Workspace
-from trunkline.transformers._dequantise_mxfp4 import Mxfp4Workspace, dequantise_mxfp4
+from trunkline.transformers._dequantise import Dequantise, dequantise_mxfp4
 from trunkline.transformers._weights import Conversion
 
 _OF_ACTIVATIONS = ".activation_scale"
@@ -46,15 +45,6 @@ class Part:
         return record[self.begin : self.end].view(first.dtype).reshape(first.shape)
 
 
-class Workspaces:
-    """Memory for what is computed in between. One thread at a time may use it."""
-
-    def __init__(self) -> None:
-        """They have no memory at first."""
-        self.fp8 = Workspace()
-        self.mxfp4 = Mxfp4Workspace()
-
-
 def parts_of(conversion: Conversion, tensors: Mapping[str, FileTensor], count: int) -> list[Part] | None:
     """Return the tensors of each of `count` experts; None if they cannot be told apart.
 
@@ -79,14 +69,7 @@ def parts_of(conversion: Conversion, tensors: Mapping[str, FileTensor], count: i
 class ExpertRecords:
     """How the matrices of one weight of a module with experts are stored, and computed."""
 
-    def __init__(
-        self,
-        path: str,
-        conversion: Conversion,
-        parts: Sequence[Part],
-        model: Any,
-        workspaces: Workspaces,
-    ) -> None:
+    def __init__(self, path: str, conversion: Conversion, parts: Sequence[Part], model: Any) -> None:
         """`path`: of the weight in `model`, which is on the meta device."""
         weight = model.get_parameter(path)
         self.path = path
@@ -96,7 +79,7 @@ class ExpertRecords:
         self._conversion = conversion
         self._model = ref(model)  # which refers to this
         self._dtype = weight.dtype
-        self._method = next(filter(self._is_right, self._methods(workspaces)), None)
+        self._method = next(filter(self._is_right, self._methods()), None)
         matrix_bytes = weight.dtype.itemsize * torch.Size(weight.shape[1:]).numel()
         self.quantised = QuantisedWeight((path,), self.dequantise, matrix_bytes)
 
@@ -145,12 +128,12 @@ class ExpertRecords:
         matrix: torch.Tensor = (value[0] if isinstance(value, list) else value)[0]
         return matrix
 
-    def _methods(self, workspaces: Workspaces) -> Iterator[Method]:
+    def _methods(self) -> Iterator[Method]:
         """Yield faster ways to compute what may be the same."""
         index = {part.pattern: number for number, part in enumerate(self._parts)}
         pairs = [(index[name], index[name + _SCALES]) for name in index if name + _SCALES in index]
         if 2 * len(pairs) == len(self._parts):
-            convert = Dequantise(self._conversion.converter.operations[0], self._dtype, workspaces.fp8)
+            convert = Dequantise(self._conversion.converter.operations[0], self._dtype)
 
             def by_rows(tensors: Sequence[torch.Tensor], out: torch.Tensor) -> None:
                 begin = 0
@@ -162,7 +145,7 @@ class ExpertRecords:
             yield by_rows
         first, *others = index
         if first.endswith(_BLOCKS) and others == [first.removesuffix(_BLOCKS) + _BLOCK_SCALES]:
-            yield lambda tensors, out: dequantise_mxfp4(tensors[0], tensors[1], out, workspaces.mxfp4)
+            yield lambda tensors, out: dequantise_mxfp4(tensors[0], tensors[1], out)
 
     def _is_right(self, method: Method) -> bool:
         """Whether a method computes what transformers does: tried with small tensors of the same kinds."""

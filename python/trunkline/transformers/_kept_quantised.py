@@ -10,8 +10,8 @@ import torch
 from trunkline._errors import Unsupported
 from trunkline._streaming.layers import QuantisedWeight, Unit
 from trunkline._streaming.stored import FileTensor
-from trunkline.transformers._dequantise import Dequantise, Workspace
-from trunkline.transformers._expert_records import ExpertRecords, Workspaces, parts_of
+from trunkline.transformers._dequantise import Dequantise
+from trunkline.transformers._expert_records import ExpertRecords, parts_of
 from trunkline.transformers._weights import Conversion, Weights
 from trunkline.transformers.experts import Experts
 
@@ -35,14 +35,13 @@ def keep(
     only be dequantised once.
     """
     kept: dict[str, tuple[QuantisedWeight, list[FileTensor]]] = {}
-    workspace = Workspace()  # one thread at a time runs the model
     for unit in units:
         for weight in unit.weights:
             conversion = weights.computed.get(weight.path)
             if conversion is not None and conversion.dequantises:
                 stored = _stored(conversion, tensors, weight.path, state[weight.path].shape, source)
                 operation = conversion.converter.operations[0]
-                dequantise = Dequantise(operation, state[weight.path].dtype, workspace)
+                dequantise = Dequantise(operation, state[weight.path].dtype)
                 names = tuple(each.name for each in stored)
                 kept[weight.path] = QuantisedWeight(names, dequantise, weight.nbytes), stored
             if weight.path in kept:
@@ -66,7 +65,6 @@ def keep_experts(
     any can only be dequantised once.
     """
     made: dict[str, ExpertRecords] = {}
-    workspaces = Workspaces()
     for each in experts:
         for weight in each.weights:
             conversion = weights.computed.get(weight.path)
@@ -75,7 +73,7 @@ def keep_experts(
             parts = parts_of(conversion, tensors, each.count)
             if not parts:
                 raise _unsupported(weight.path, conversion, source)
-            records = made[weight.path] = ExpertRecords(weight.path, conversion, parts, model, workspaces)
+            records = made[weight.path] = ExpertRecords(weight.path, conversion, parts, model)
             weight.quantised = records.quantised
             weight.nbytes = records.count * records.record_bytes
             del weights.computed[weight.path]

@@ -1,0 +1,166 @@
+#include "stream/table_lookup.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cstring>
+#include <string>
+
+#include "base/invalid_argument.h"
+#include "base/threads.h"
+
+namespace trunkline {
+namespace {
+
+constexpr std::size_t kEntries = 256;
+constexpr std::size_t kRowsOfATask = 64;  // of 2 bytes each: two cache lines of a transposed matrix
+constexpr std::size_t kColumnsOfATile = 16;
+constexpr std::size_t kCodesOfAThread = 1 << 16;  // fewer are not worth starting one
+
+static_assert(std::endian::native == std::endian::little);  // entries are put together as integers
+
+Status check(const TableLookup& lookup) {
+  const auto fail = [](const char* what) { return invalid_argument(std::string("look_up: ") + what); };
+  if (lookup.block_rows == 0 || lookup.block_columns == 0 || lookup.rows % lookup.block_rows != 0 ||
+      lookup.columns % lookup.block_columns != 0)
+    return fail("rows and columns must be multiples of those of a block");
+  if (lookup.values < 1 || lookup.values > 2 || (lookup.value_bytes != 2 && lookup.value_bytes != 4))
+    return fail("an entry must be of 1 or 2 values, and each of 2 or 4 bytes");
+  if (lookup.columns != 0 && lookup.rows > lookup.codes.size() / lookup.columns)
+    return fail("codes must have rows * columns bytes");
+  const std::size_t codes = lookup.rows * lookup.columns;
+  const std::size_t entry_bytes = lookup.values * lookup.value_bytes;
+  const std::size_t blocks = codes / (lookup.block_rows * lookup.block_columns);
+  if (lookup.codes.size() != codes || lookup.out.size() != codes * entry_bytes)
+    return fail("codes must have rows * columns bytes, and out as many entries");
+  if (lookup.tables_of_blocks.size() != blocks) return fail("each block must have a table");
+  const std::size_t tables = lookup.tables.size() / (kEntries * entry_bytes);
+  if (lookup.tables.size() % (kEntries * entry_bytes) != 0) return fail("each table must have 256 entries");
+  const bool all_exist = std::ranges::all_of(lookup.tables_of_blocks, [&](std::int32_t table) {
+    return table >= 0 && static_cast<std::size_t>(table) < tables;
+  });
+  return all_exist ? Status() : fail("a block has a table that does not exist");
+}
+
+// `Entry`: an unsigned integer that has the bits of kValues `Value`.
+template <class Entry, class Value, std::size_t kValues>
+class Task {
+ public:
+  explicit Task(const TableLookup& lookup)
+      : lookup_(lookup), blocks_of_a_row_(lookup.columns / lookup.block_columns) {}
+
+  void run(std::size_t first_row, std::size_t last_row) const {
+    if (lookup_.transposed) {
+      transposed(first_row, last_row);
+    } else {
+      for (std::size_t row = first_row; row < last_row; ++row) plain(row);
+    }
+  }
+
+ private:
+  static constexpr std::size_t kWord = sizeof(std::uint64_t);
+
+  const std::byte* codes(std::size_t row) const { return lookup_.codes.data() + row * lookup_.columns; }
+
+  const std::byte* table(std::size_t row, std::size_t block) const {
+    const std::size_t at = row / lookup_.block_rows * blocks_of_a_row_ + block;
+    const auto which = static_cast<std::size_t>(lookup_.tables_of_blocks[at]);
+    return lookup_.tables.data() + which * kEntries * sizeof(Entry);
+  }
+
+  static Entry entry(const std::byte* table, std::uint64_t code) {
+    Entry found;
+    std::memcpy(&found, table + code * sizeof found, sizeof found);
+    return found;
+  }
+
+  void plain(std::size_t row) const {
+    const std::byte* code = codes(row);
+    std::byte* out = lookup_.out.data() + row * lookup_.columns * sizeof(Entry);
+    for (std::size_t block = 0; block < blocks_of_a_row_; ++block) {
+      fill_block(code, table(row, block), out);
+      code += lookup_.block_columns;
+      out += lookup_.block_columns * sizeof(Entry);
+    }
+  }
+
+  // Eight codes at a time: fewer loads and stores, which are what it takes.
+  void fill_block(const std::byte* code, const std::byte* table, std::byte* out) const {
+    std::size_t i = 0;
+    for (; i + kWord <= lookup_.block_columns; i += kWord) {
+      std::uint64_t eight;
+      std::memcpy(&eight, code + i, sizeof eight);
+      for (std::size_t word = 0; word < sizeof(Entry); ++word) {
+        std::uint64_t made = 0;
+        for (std::size_t j = 0; j < kWord / sizeof(Entry); ++j) {
+          made |= static_cast<std::uint64_t>(entry(table, eight & (kEntries - 1))) << (8 * sizeof(Entry) * j);
+          eight >>= 8;
+        }
+        std::memcpy(out + i * sizeof(Entry) + word * kWord, &made, sizeof made);
+      }
+    }
+    for (; i < lookup_.block_columns; ++i) {
+      const Entry found = entry(table, std::to_integer<std::uint64_t>(code[i]));
+      std::memcpy(out + i * sizeof found, &found, sizeof found);
+    }
+  }
+
+  // In tiles, of which each column is a piece of a row of `out`.
+  void transposed(std::size_t first_row, std::size_t last_row) const {
+    std::array<std::array<Value, kRowsOfATask>, kColumnsOfATile * kValues> tile;
+    const std::size_t rows = last_row - first_row;
+    for (std::size_t begin = 0; begin < lookup_.columns; begin += kColumnsOfATile) {
+      const std::size_t count = std::min(kColumnsOfATile, lookup_.columns - begin);
+      for (std::size_t row = 0; row < rows; ++row) {
+        const std::byte* const code = codes(first_row + row) + begin;
+        for (std::size_t i = 0; i < count;) {
+          const std::size_t block = (begin + i) / lookup_.block_columns;
+          const std::size_t end = std::min(count, (block + 1) * lookup_.block_columns - begin);
+          const std::byte* const of_block = table(first_row + row, block);
+          for (; i < end; ++i) {
+            const Entry found = entry(of_block, std::to_integer<std::uint64_t>(code[i]));
+            for (std::size_t value = 0; value < kValues; ++value)
+              tile[i * kValues + value][row] = static_cast<Value>(found >> (8 * sizeof(Value) * value));
+          }
+        }
+      }
+      for (std::size_t column = 0; column < count * kValues; ++column) {
+        const std::size_t at = (begin * kValues + column) * lookup_.rows + first_row;
+        std::memcpy(lookup_.out.data() + at * sizeof(Value), tile[column].data(), rows * sizeof(Value));
+      }
+    }
+  }
+
+  const TableLookup& lookup_;
+  std::size_t blocks_of_a_row_;
+};
+
+template <class Entry, class Value, std::size_t kValues>
+void fill(const TableLookup& lookup, std::size_t threads) {
+  const Task<Entry, Value, kValues> task(lookup);
+  std::atomic<std::size_t> next = 0;
+  const std::size_t useful = lookup.rows * lookup.columns / kCodesOfAThread + 1;
+  side_by_side(std::min(threads, useful), [&] {
+    for (;;) {
+      const std::size_t begin = next.fetch_add(kRowsOfATask);
+      if (begin >= lookup.rows) return;
+      task.run(begin, std::min(begin + kRowsOfATask, lookup.rows));
+    }
+  });
+}
+
+}  // namespace
+
+Status look_up(const TableLookup& lookup, std::size_t threads) {
+  if (const Status checked = check(lookup); !checked) return checked;
+  using Fill = void (*)(const TableLookup&, std::size_t);
+  const Fill of_one =
+      lookup.value_bytes == 2 ? fill<std::uint16_t, std::uint16_t, 1> : fill<std::uint32_t, std::uint32_t, 1>;
+  const Fill of_two =
+      lookup.value_bytes == 2 ? fill<std::uint32_t, std::uint16_t, 2> : fill<std::uint64_t, std::uint32_t, 2>;
+  (lookup.values == 1 ? of_one : of_two)(lookup, threads);
+  return {};
+}
+
+}  // namespace trunkline
