@@ -8,9 +8,9 @@ reads, the last of the small reads, every token that is generated.
     make bench ARGS="--only cpu,latency --rounds 9 --json"
 
 Sections: sequential, cpu, unthrottled, random, latency (the engine); samples (training data); saving,
-loading, memory, filling, overlap, nodes (checkpoints); streaming, experts (models larger than memory);
-serving (SGLang); many (a million tensors); workloads (emulated training jobs). The head of each file says
-what it measures.
+loading, memory, filling, overlap, nodes (checkpoints); streaming, experts, quantised (models larger than
+memory); serving (SGLang); many (a million tensors); workloads (emulated training jobs). The head of each file
+says what it measures.
 The numbers are also written to build/bench/bench.json. Those of a run of all sections are kept in
 benchmarks/results, from which make_tables.py makes the tables of docs/performance.md; `--keep FILE` puts
 those of some sections in the place of what FILE has of them. compare.py says what became slower.
@@ -42,6 +42,7 @@ import many_tensors
 import new_memory
 import nodes
 import overlap
+import quantised_experts
 import random_reads
 import samples
 import saving
@@ -70,6 +71,7 @@ SECTIONS: dict[str, Callable[[Workbench], list[Comparison]]] = {
     "nodes": nodes.measure,
     "streaming": larger_models.measure,
     "experts": expert_models.measure,
+    "quantised": quantised_experts.measure,
     "serving": serving.measure,
     "many": many_tensors.compare,
     "workloads": workloads.measure,

@@ -4,10 +4,10 @@
     benchmarks/generate.py '{"way": "trunkline", "model": "DIR", "budget": 9000000, "batch": 4, "prompt": 16,
                              "tokens": 8}'
 
-Ways: "trunkline" (also "volumes", "pack_dir"), "accelerate" (its disk offload into "offload"), "deepspeed"
-(ZeRO-Inference, from files that it makes in "offload"), "mmap" (parameters mapped from the file "mapped"),
-"resident" (all in memory). "group": a memory control group to join first, so that the page cache cannot hold
-all weights. "zipf": how unequally the experts of a mixture are chosen (skewed_routing.py).
+Ways: "trunkline" (also "volumes", "pack_dir", "keep"), "accelerate" (its disk offload into "offload"),
+"deepspeed" (ZeRO-Inference, from files that it makes in "offload"), "mmap" (parameters mapped from the file
+"mapped"), "resident" (all in memory). "group": a memory control group to join first, so that the page cache
+cannot hold all weights. "zipf": how unequally the experts of a mixture are chosen (skewed_routing.py).
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ def load(job: dict[str, Any]) -> Any:
             memory_budget=job["budget"],
             volumes=job.get("volumes"),
             pack_dir=job.get("pack_dir"),
+            keep=job.get("keep", "dequantised"),
         )
     if job["way"] == "deepspeed":
         return load_with_deepspeed(job)
