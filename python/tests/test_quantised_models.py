@@ -1,6 +1,7 @@
 """Checkpoints with quantised weights: dequantised into a pack as stock transformers does, or rejected."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support_experts import small_config
+from support_log import logged
 from support_models import ARCHITECTURES, save_model, stock
 from test_streaming import generated, logits, streamed
 
@@ -130,6 +132,18 @@ def test_weights_without_scales_keep_their_dtype(tmp_path: Path) -> None:
 def test_mxfp4_is_equal_to_what_stock_dequantises(tmp_path: Path) -> None:
     model = _check_equal(gpt_oss_folder(tmp_path))
     assert "experts" in tl.stream.stats(model)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3-moe"])
+def test_who_makes_a_large_pack_is_told_of_the_other_choice(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = fp8_folder(tmp_path, kind)
+    for keep, is_told in (("dequantised", True), ("quantised", False)):
+        with logged(caplog) as records:
+            tl.transformers.pack(folder, keep=keep)
+        [said] = [record for record in records if "writing a pack of" in record]
+        assert bool(re.search(r'keep="quantised" takes about [\d.]+ GB, and reads less', said)) == is_told
 
 
 def test_quantised_files_are_not_read_in_place(tmp_path: Path) -> None:

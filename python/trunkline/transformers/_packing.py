@@ -197,11 +197,14 @@ def opened(
 
 def _announce(location: PackLocation, checkpoint: Checkpoint, nbytes: int, rooms: list[Room]) -> None:
     free = ", ".join(f"{room.free / 1e9:.3g} GB" for room in rooms)
-    announce(
+    text = (
         f"writing a pack of {checkpoint.name}, once: {nbytes} bytes ({nbytes / 1e9:.3g} GB) to "
-        f"{location.display_name} ({free} free)",
-        _log,
+        f"{location.display_name} ({free} free)"
     )
+    if checkpoint.is_dequantised:
+        stored = sum(each.nbytes for each in checkpoint.tensors.values())
+        text += f'; on a CPU, keep="quantised" takes about {stored / 1e9:.3g} GB, and reads less in each pass'
+    announce(text, _log)
 
 
 def _log_reuse(location: PackLocation, found: Manifest) -> None:

@@ -111,6 +111,12 @@ class Checkpoint:
         """Whether experts must be read one by one: all of a layer, dequantised, would need much memory."""
         return bool(self.records)
 
+    @property
+    def is_dequantised(self) -> bool:
+        """Whether weights of its layers are dequantised when the pack is made."""
+        computed = self.weights.computed
+        return any(computed[name].dequantises for name in _streamed(self.whole) if name in computed)
+
     def why_not_in_place(self) -> str | None:
         """Return why the files cannot be read in place; None if they can.
 
