@@ -1,5 +1,5 @@
-// Replaces bytes by the values that tables have for them: how quantised weights are dequantised. Whoever
-// makes the tables decides how values are rounded.
+// Replaces bytes by the values that tables have for them: how quantised weights are dequantised. The caller
+// makes the tables, and so decides how values are rounded.
 #pragma once
 
 #include <cstddef>

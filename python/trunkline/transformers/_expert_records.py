@@ -160,7 +160,7 @@ class ExpertRecords:
 
 
 def _small(part: Part) -> torch.Tensor:
-    """Return a small tensor of the kind, whose bytes count up: shapes of all parts fit together."""
+    """Return a small tensor of the kind, with different values; the shapes of all parts fit together."""
     first = part.places[0]
     shape: tuple[int, ...] = first.shape
     if part.pattern.endswith(_BLOCKS):
@@ -169,11 +169,14 @@ def _small(part: Part) -> torch.Tensor:
         shape = 3, 2
     elif len(shape) == _DIMENSIONS:
         shape = (2, 3) if part.pattern.endswith(_SCALES) else (4, 6)
-    count = torch.Size(shape).numel()
-    if first.dtype.itemsize == 1:  # of which the largest codes may stand for NaN
-        codes = torch.arange(count, dtype=torch.uint8, device="cpu") * 5 % 120
-        return codes.view(first.dtype).reshape(shape)
-    return torch.linspace(0.01, 0.7, count, device="cpu").to(first.dtype).reshape(shape)
+    numbers = torch.arange(torch.Size(shape).numel(), device="cpu")
+    if first.dtype.itemsize > 1:
+        return (0.01 + numbers / 10).to(first.dtype).reshape(shape)
+    if part.pattern.endswith((_SCALES, _BLOCK_SCALES)):  # exponents of which no product is 0 in fp16
+        codes = 123 + numbers % 8
+    else:  # of both signs; the largest may stand for NaN
+        codes = numbers * 5 % 120 + 128 * (numbers % 2)
+    return codes.to(torch.uint8).view(first.dtype).reshape(shape)
 
 
 def _aligned(nbytes: int) -> int:
