@@ -27,11 +27,10 @@ void look_up_values(nb::handle codes, std::size_t columns, nb::handle tables_of_
   if (blocks.size() % sizeof(std::int32_t) != 0 ||
       reinterpret_cast<std::uintptr_t>(blocks.data()) % alignof(std::int32_t) != 0)
     raise_value_error("tables_of_blocks: must be of int32");
-  if (columns == 0) return;
   const std::size_t count = bytes_of(codes_view).size();
   const std::size_t entry_bytes = count == 0 ? 0 : bytes_of(out_view).size() / count;
   const TableLookup lookup{.codes = bytes_of(codes_view),
-                           .rows = count / columns,
+                           .rows = columns == 0 ? 0 : count / columns,
                            .columns = columns,
                            .tables_of_blocks = {reinterpret_cast<const std::int32_t*>(blocks.data()),
                                                 blocks.size() / sizeof(std::int32_t)},

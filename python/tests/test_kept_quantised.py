@@ -75,7 +75,9 @@ def test_scales_that_are_not_of_equal_blocks(tmp_path: Path) -> None:
     uneven = next(count for count in range(2, rows) if rows % count)
     tensors[name] = torch.ones(uneven, tensors[name].shape[1])
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(tl.Format, match="down_proj.weight cannot be computed .* not divisible by scale grid"):
+    with pytest.raises(
+        tl.Format, match="down_proj.weight, made from .* cannot be computed .*not divisible by scale grid"
+    ):
         load(folder, 10**9)
 
 
@@ -242,6 +244,22 @@ def test_values_are_those_of_transformers(
             Dequantise(operation, dtype)([stored, scales], found)
             expected = operation._dequantize_one(stored, scales, dtype)
             assert torch.equal(found.nan_to_num(0.5), expected.nan_to_num(0.5))
+
+
+@pytest.mark.parametrize("scale_dtype", [torch.float32, torch.uint8])
+def test_scales_with_a_dimension_more(scale_dtype: torch.dtype) -> None:
+    """Of a matrix that is dequantised in several chunks where it is not looked up."""
+    generator = torch.Generator().manual_seed(5)
+    codes = torch.randint(0, 120, (2048, 512), dtype=torch.uint8, generator=generator)
+    scales = torch.randint(120, 130, (1, 4, 2), generator=generator).to(scale_dtype)
+    operation, found = Fp8Dequantize(None), torch.empty(2048, 512, dtype=torch.bfloat16)
+    stored = [codes.view(torch.float8_e4m3fn), scales]
+    expected = operation._dequantize_one(*stored, torch.bfloat16).reshape(2048, 512)
+    Dequantise(operation, torch.bfloat16)(stored, found)
+    assert torch.equal(found, expected)
+    found.zero_()
+    assert look_up(*stored, found)
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

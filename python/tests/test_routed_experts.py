@@ -374,6 +374,17 @@ def test_a_plan_knows_routing(tmp_path: Path) -> None:
     assert "experts" not in tl.stream.plan(folder, memory_budget="1GB", bandwidth=1e9, flops=1e12)
 
 
+def test_a_token_computes_with_the_experts_that_it_uses_also_if_all_are_in_memory(tmp_path: Path) -> None:
+    folder = save_model(small_config("qwen3_moe"), tmp_path)
+    options: dict[str, Any] = {"bandwidth": 1e9, "flops": 1e12}
+    fits = tl.stream.plan(folder, memory_budget="1GB", **options)
+    routed = tl.stream.plan(folder, memory_budget=fits["least_budget"], **options)
+    assert "experts" not in fits
+    assert "experts" in routed
+    assert fits["compute_seconds"] == routed["compute_seconds"]
+    assert fits["weight_bytes"] == routed["weight_bytes"]
+
+
 def test_layers_are_in_the_statistics_on_request_only(tmp_path: Path) -> None:
     model = routed(make_folder(tmp_path, "qwen3-moe"))
     assert "layers" not in of_experts(model)

@@ -5,7 +5,9 @@
 #include <atomic>
 #include <bit>
 #include <cstring>
+#include <functional>
 #include <string>
+#include <vector>
 
 #include "base/invalid_argument.h"
 #include "base/threads.h"
@@ -20,6 +22,12 @@ constexpr std::size_t kCodesOfAThread = 1 << 16;  // fewer are not worth startin
 
 static_assert(std::endian::native == std::endian::little);  // entries are put together as integers
 
+bool overlap(std::span<const std::byte> one, std::span<const std::byte> other) {
+  const std::less<> before;
+  return !one.empty() && !other.empty() && before(one.data(), other.data() + other.size()) &&
+         before(other.data(), one.data() + one.size());
+}
+
 Status check(const TableLookup& lookup) {
   const auto fail = [](const char* what) { return invalid_argument(std::string("look_up: ") + what); };
   if (lookup.block_rows == 0 || lookup.block_columns == 0 || lookup.rows % lookup.block_rows != 0 ||
@@ -27,20 +35,22 @@ Status check(const TableLookup& lookup) {
     return fail("rows and columns must be multiples of those of a block");
   if (lookup.values < 1 || lookup.values > 2 || (lookup.value_bytes != 2 && lookup.value_bytes != 4))
     return fail("an entry must be of 1 or 2 values, and each of 2 or 4 bytes");
-  if (lookup.columns != 0 && lookup.rows > lookup.codes.size() / lookup.columns)
-    return fail("codes must have rows * columns bytes");
-  const std::size_t codes = lookup.rows * lookup.columns;
   const std::size_t entry_bytes = lookup.values * lookup.value_bytes;
-  const std::size_t blocks = codes / (lookup.block_rows * lookup.block_columns);
-  if (lookup.codes.size() != codes || lookup.out.size() != codes * entry_bytes)
+  if ((lookup.columns != 0 && lookup.codes.size() / lookup.columns != lookup.rows) ||
+      lookup.rows * lookup.columns != lookup.codes.size() ||
+      lookup.out.size() / entry_bytes != lookup.codes.size() || lookup.out.size() % entry_bytes != 0)
     return fail("codes must have rows * columns bytes, and out as many entries");
+  const std::size_t blocks = lookup.rows / lookup.block_rows * (lookup.columns / lookup.block_columns);
   if (lookup.tables_of_blocks.size() != blocks) return fail("each block must have a table");
   const std::size_t tables = lookup.tables.size() / (kEntries * entry_bytes);
   if (lookup.tables.size() % (kEntries * entry_bytes) != 0) return fail("each table must have 256 entries");
   const bool all_exist = std::ranges::all_of(lookup.tables_of_blocks, [&](std::int32_t table) {
     return table >= 0 && static_cast<std::size_t>(table) < tables;
   });
-  return all_exist ? Status() : fail("a block has a table that does not exist");
+  if (!all_exist) return fail("a block has a table that does not exist");
+  if (overlap(lookup.out, lookup.codes) || overlap(lookup.out, lookup.tables))
+    return fail("out must not overlap what is read");
+  return {};
 }
 
 // `Entry`: an unsigned integer that has the bits of kValues `Value`.
@@ -153,13 +163,18 @@ void fill(const TableLookup& lookup, std::size_t threads) {
 }  // namespace
 
 Status look_up(const TableLookup& lookup, std::size_t threads) {
-  if (const Status checked = check(lookup); !checked) return checked;
+  // A copy, so that the numbers that were checked are those that are used, whatever others write there.
+  const std::vector<std::int32_t> tables_of_blocks(lookup.tables_of_blocks.begin(),
+                                                   lookup.tables_of_blocks.end());
+  TableLookup safe = lookup;
+  safe.tables_of_blocks = tables_of_blocks;
+  if (const Status checked = check(safe); !checked) return checked;
   using Fill = void (*)(const TableLookup&, std::size_t);
   const Fill of_one =
       lookup.value_bytes == 2 ? fill<std::uint16_t, std::uint16_t, 1> : fill<std::uint32_t, std::uint32_t, 1>;
   const Fill of_two =
       lookup.value_bytes == 2 ? fill<std::uint32_t, std::uint16_t, 2> : fill<std::uint64_t, std::uint32_t, 2>;
-  (lookup.values == 1 ? of_one : of_two)(lookup, threads);
+  (lookup.values == 1 ? of_one : of_two)(safe, threads);
   return {};
 }
 

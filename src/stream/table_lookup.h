@@ -26,8 +26,8 @@ struct TableLookup {
   bool transposed = false;
 };
 
-// Fills `out`, with up to `threads` threads. Error (invalid_argument) if sizes do not fit together, or a
-// block has a table that does not exist; then `out` stays as it was.
+// Fills `out`, with up to `threads` threads. Error (invalid_argument) if sizes do not fit together, if a
+// block has a table that does not exist, or if `out` overlaps the others; then it stays as it was.
 Status look_up(const TableLookup& lookup, std::size_t threads);
 
 }  // namespace trunkline

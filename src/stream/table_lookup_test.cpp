@@ -97,6 +97,21 @@ TEST(TableLookup, SizesThatDoNotFitTogetherAreRejectedBeforeAnythingIsWritten) {
   rejects([](TableLookup& each) { each.columns += 1; }, "multiples");
   rejects([](TableLookup& each) { each.rows += each.block_rows; }, "rows * columns");
   rejects([](TableLookup& each) { each.rows = each.block_rows * (SIZE_MAX / each.block_rows); }, "rows *");
+  rejects([](TableLookup& each) { each.columns = 0; }, "rows * columns");
+  rejects(
+      [](TableLookup& each) {  // of which products are 0 modulo 2^64
+        each.codes = each.codes.first(1);
+        each.rows = 0;
+        each.columns = std::size_t{1} << 63;
+        each.block_rows = each.block_columns = std::size_t{1} << 32;
+      },
+      "rows * columns");
+  rejects(
+      [](TableLookup& each) {
+        each.tables_of_blocks = {};
+        each.out = {};
+      },
+      "rows * columns");
   rejects([](TableLookup& each) { each.values = 3; }, "1 or 2 values");
   rejects([](TableLookup& each) { each.value_bytes = 8; }, "2 or 4 bytes");
   rejects([](TableLookup& each) { each.out = each.out.subspan(1); }, "as many entries");
@@ -104,6 +119,15 @@ TEST(TableLookup, SizesThatDoNotFitTogetherAreRejectedBeforeAnythingIsWritten) {
   rejects([](TableLookup& each) { each.tables = {}; }, "does not exist");
   rejects([](TableLookup& each) { each.tables_of_blocks = each.tables_of_blocks.subspan(1); },
           "must have a table");
+  std::vector<std::byte> shared(made.codes.size() + made.out.size());
+  for (const std::size_t begin : {std::size_t{0}, made.codes.size() - 1}) {
+    rejects(
+        [&](TableLookup& each) {
+          each.codes = std::span(shared).first(each.codes.size());
+          each.out = std::span(shared).subspan(begin, each.out.size());
+        },
+        "must not overlap");
+  }
   for (const std::int32_t table : {-1, 1'000}) {
     made.tables_of_blocks.back() = table;
     rejects([](TableLookup&) {}, "does not exist");

@@ -44,6 +44,7 @@ class Sizes:
     prompt_bytes: int = 0  # of those that stay: used only by the prompt, such as a vision tower
     scratch_bytes: int = 0  # of those that stay: memory for dequantised weights, besides the weights
     expanded_bytes: int = 0  # by how much quantised weights are larger once they are dequantised
+    unrouted_bytes: int = 0  # of the units: experts that a token does not use
 
     @property
     def dense_bytes(self) -> int:
@@ -58,7 +59,7 @@ class Sizes:
     @property
     def active_bytes(self) -> int:
         """Bytes of the weights that a generated token uses, as it computes with them."""
-        dense = self.dense_bytes - self.prompt_bytes + self.expanded_bytes
+        dense = self.dense_bytes - self.prompt_bytes + self.expanded_bytes - self.unrouted_bytes
         return dense + sum(
             each.per_token * (each.expert_bytes + each.expanded_bytes) for each in self.experts
         )
@@ -313,6 +314,4 @@ def rate_on_gpu(
 ) -> Rate:
     """Return the rate of decoding on a GPU; `storage` and `bus`: bandwidths in bytes per second."""
     copied, read = gpu_streams(sizes, memory)
-    return Rate(
-        batch_size, read / storage, compute(sizes.weight_bytes - sizes.prompt_bytes, batch_size), copied / bus
-    )
+    return Rate(batch_size, read / storage, compute(sizes.active_bytes, batch_size), copied / bus)

@@ -15,6 +15,7 @@ from trunkline import _core
 
 _CHUNK_ELEMENTS = 1 << 19  # so that what is computed in between stays in the processor's caches
 _CODES = 256
+_DIMENSIONS = 2
 _VALUE_BYTES = (2, 4)  # that look_up() knows
 _FP8 = {torch.float8_e4m3fn, torch.float8_e5m2}
 _FP4 = {torch.int8, getattr(torch, "float4_e2m1fn_x2", torch.int8)}  # two values in a byte
@@ -38,6 +39,9 @@ class Dequantise:
         """Write the values into `out`."""
         matrix, scales = stored
         if _is_equal(self._kind, matrix.dtype, scales.dtype, out.dtype) and look_up(matrix, scales, out):
+            return
+        if scales.dim() > _DIMENSIONS:
+            out.copy_(self.by_operation(matrix, scales))
             return
         block = len(out) // len(scales) if scales.dim() > 1 else len(out)
         for begin, end in _chunks(len(out), block, max(1, _CHUNK_ELEMENTS // max(1, out.shape[1]))):
@@ -69,7 +73,7 @@ def look_up(matrix: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> bo
     where that is not faster, or not possible.
     """
     rows, columns = matrix.shape
-    grid = (scales.shape[0], scales.shape[1]) if scales.dim() > 1 else (1, 1)
+    grid = (scales.shape[-2], scales.shape[-1]) if scales.dim() > 1 else (1, 1)
     if out.dtype.itemsize not in _VALUE_BYTES or scales.numel() != grid[0] * grid[1]:
         return False
     if rows % grid[0] or columns % grid[1]:

@@ -45,8 +45,8 @@ class Part:
         return record[self.begin : self.end].view(first.dtype).reshape(first.shape)
 
 
-def parts_of(conversion: Conversion, tensors: Mapping[str, FileTensor], count: int) -> list[Part] | None:
-    """Return the tensors of each of `count` experts; None if they cannot be told apart.
+def parts_of(conversion: Conversion, tensors: Mapping[str, FileTensor], count: int) -> list[Part] | str:
+    """Return the tensors of each of `count` experts, or why they cannot be read one by one.
 
     `conversion`: how transformers computes the weight of all of them. `tensors`: those in the files, by name.
     """
@@ -59,8 +59,11 @@ def parts_of(conversion: Conversion, tensors: Mapping[str, FileTensor], count: i
     for pattern, found in by_pattern.items():
         is_slice = len(found) == 1 and found[0].shape[:1] == (count,)
         places = [found[0].slice(index) for index in range(count)] if is_slice else found
-        if len(places) != count or len({(each.dtype, each.shape) for each in places}) != 1:
-            return None
+        if len(places) != count:
+            return f"of {count} experts, the files have {len(places)} tensors {found[0].name}, ..."
+        other = next((each for each in places if _kind(each) != _kind(places[0])), None)
+        if other is not None:
+            return f"{other.name} is {_kind(other)}, but {places[0].name} is {_kind(places[0])}"
         parts.append(Part(pattern, _aligned(end), tuple(places), is_slice))
         end = parts[-1].end
     return parts
@@ -149,7 +152,7 @@ class ExpertRecords:
 
     def _is_right(self, method: Method) -> bool:
         """Whether a method computes what transformers does: tried with small tensors of the same kinds."""
-        tensors = [_small(part) for part in self._parts]
+        tensors = [_small(part, number) for number, part in enumerate(self._parts)]
         try:
             expected = self._by_converter(tensors)
             found = torch.full_like(expected, -1)
@@ -159,17 +162,20 @@ class ExpertRecords:
         return torch.equal(found, expected)
 
 
-def _small(part: Part) -> torch.Tensor:
-    """Return a small tensor of the kind, with different values; the shapes of all parts fit together."""
+def _small(part: Part, number: int) -> torch.Tensor:
+    """Return a small tensor of the kind, with different values; the shapes of all parts fit together.
+
+    `number`: of the part; the values of others differ.
+    """
     first = part.places[0]
     shape: tuple[int, ...] = first.shape
     if part.pattern.endswith(_BLOCKS):
         shape = 3, 2, 16
     elif part.pattern.endswith(_BLOCK_SCALES):
         shape = 3, 2
-    elif len(shape) == _DIMENSIONS:
-        shape = (2, 3) if part.pattern.endswith(_SCALES) else (4, 6)
-    numbers = torch.arange(torch.Size(shape).numel(), device="cpu")
+    elif len(shape) >= _DIMENSIONS:
+        shape = (*shape[:-2], 2, 3) if part.pattern.endswith(_SCALES) else (4, 6)
+    numbers = torch.arange(torch.Size(shape).numel(), device="cpu") + 3 * number
     if first.dtype.itemsize > 1:
         return (0.01 + numbers / 10).to(first.dtype).reshape(shape)
     if part.pattern.endswith((_SCALES, _BLOCK_SCALES)):  # exponents of which no product is 0 in fp16
@@ -177,6 +183,10 @@ def _small(part: Part) -> torch.Tensor:
     else:  # of both signs; the largest may stand for NaN
         codes = numbers * 5 % 120 + 128 * (numbers % 2)
     return codes.to(torch.uint8).view(first.dtype).reshape(shape)
+
+
+def _kind(tensor: FileTensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def _aligned(nbytes: int) -> int:

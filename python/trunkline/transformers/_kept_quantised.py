@@ -71,8 +71,8 @@ def keep_experts(
             if conversion is None or not conversion.dequantises:
                 continue
             parts = parts_of(conversion, tensors, each.count)
-            if not parts:
-                raise _unsupported(weight.path, conversion, source)
+            if isinstance(parts, str):
+                raise _unsupported(weight.path, parts, source)
             records = made[weight.path] = ExpertRecords(weight.path, conversion, parts, model)
             weight.quantised = records.quantised
             weight.nbytes = records.count * records.record_bytes
@@ -100,19 +100,19 @@ def _stored(
         and len(tensors[names[_SCALES]].shape) <= _DIMENSIONS
     )
     if not is_plain:
-        raise _unsupported(path, conversion, source)
+        count = len(conversion.sources)
+        raise _unsupported(path, f"it is made from {count} quantised tensors", source)
     return [
         replace(tensors[names[_MATRIX]], name=path),
         replace(tensors[names[_SCALES]], name=f"{path}_scale_inv"),
     ]
 
 
-def _unsupported(path: str, conversion: Conversion, source: str) -> Unsupported:
+def _unsupported(path: str, why: str, source: str) -> Unsupported:
     return Unsupported(
         None,
-        f'keep: "quantised" is not supported for {path} of {source}, which is made from '
-        f"{len(conversion.sources)} quantised tensors; omit keep, so that the weights are dequantised once, "
-        "into a pack",
+        f'keep: "quantised" is not supported for {path} of {source}: {why}; omit keep, so that the weights '
+        "are dequantised once, into a pack",
         source,
     )
 

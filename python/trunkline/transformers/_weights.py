@@ -20,6 +20,8 @@ from trunkline._errors import Format
 from trunkline._streaming.stored import FileTensor
 from trunkline.transformers._quantised import check_scales
 
+_FP8 = {torch.float8_e4m3fn, torch.float8_e5m2}
+
 Fetch = Callable[[FileTensor], torch.Tensor]
 
 
@@ -88,28 +90,63 @@ def find(model: Any, checkpoint: Mapping[str, FileTensor], source: str, quantise
 
     computed: dict[str, Conversion] = {}
     shapes = {weight: place.shape for weight, place in stored.items()}
+    outcomes = _Outcomes(model, checkpoint, source)
     for group in groups.values():
-        try:
-            made = group.run(
-                model,
-                lambda name: torch.empty(checkpoint[name].shape, dtype=checkpoint[name].dtype, device="meta"),
-            )
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            why = str(error).partition("\n")[0]
-            raise Format(
-                None,
-                f"{source}: {group.first} cannot be computed from the {len(group.sources)} tensors "
-                f"{group.sources[0][0]} .. {group.sources[-1][0]} ({why}); is one of them missing?",
-                source,
-            ) from None
+        made = outcomes.of(group)
         computed.update(dict.fromkeys(made, group))
         if group.dequantises:  # others are converted to the dtype that the model gives them
-            for weight, value in made.items():
-                _set_dtype(model, weight, value.dtype)
-        shapes.update({weight: tuple(value.shape) for weight, value in made.items()})
+            for weight, (_, dtype) in made.items():
+                _set_dtype(model, weight, dtype)
+        shapes.update({weight: shape for weight, (shape, _) in made.items()})
     _check(model, shapes, source)
     version = f"transformers {transformers.__version__}" if computed else ""
     return Weights(stored, computed, version)
+
+
+class _Outcomes:
+    """Shapes and dtypes of what conversions make, tried on the meta device.
+
+    That takes a millisecond for each tensor, of which there are tens of thousands in mixtures of experts. So
+    what is known of a layer is used for layers whose tensors have the same shapes and dtypes.
+    """
+
+    def __init__(self, model: Any, checkpoint: Mapping[str, FileTensor], source: str) -> None:
+        self._source = source
+        self._model = model
+        self._checkpoint = checkpoint
+        self._dtypes = {name: value.dtype for name, value in model.state_dict().items()}
+        self._known: dict[object, dict[str, tuple[tuple[int, ...], torch.dtype]]] = {}
+
+    def of(self, group: Conversion) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Return shape and dtype of each weight, by name. Raises Format if they cannot be computed."""
+        module = group.first.rpartition(".")[0]
+        of_sources = tuple(
+            (pattern, self._checkpoint[name].shape, self._checkpoint[name].dtype)
+            for name, pattern in group.sources
+        )
+        key = id(group.converter), self._dtypes.get(group.first), group.first[len(module) :], of_sources
+        found = self._known.get(key)
+        if found is not None:
+            return {module + rest: outcome for rest, outcome in found.items()}
+        try:
+            values = group.run(self._model, self._empty)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            why = str(error).partition("\n")[0]
+            raise self._error(group, f"cannot be computed ({why}); is a tensor missing?") from None
+        made = {name: (tuple(value.shape), value.dtype) for name, value in values.items()}
+        if group.dequantises and any(dtype in _FP8 for _, dtype in made.values()):
+            raise self._error(group, "would stay quantised: some have no scales; is a tensor missing?")
+        if all(name.startswith(module) for name in made):
+            self._known[key] = {name[len(module) :]: outcome for name, outcome in made.items()}
+        return made
+
+    def _error(self, group: Conversion, why: str) -> Format:
+        names = f"the {len(group.sources)} tensors {group.sources[0][0]} .. {group.sources[-1][0]}"
+        return Format(None, f"{self._source}: {group.first}, made from {names}, {why}", self._source)
+
+    def _empty(self, name: str) -> torch.Tensor:
+        stored = self._checkpoint[name]
+        return torch.empty(stored.shape, dtype=stored.dtype, device="meta")
 
 
 def _leave_unscaled(
