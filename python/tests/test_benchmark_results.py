@@ -146,6 +146,17 @@ def test_documents_show_the_newest_results() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_the_document_shows_what_is_predicted_of_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import which_model
+
+    shown = which_model.DOCUMENT.read_text(encoding="utf-8").splitlines()
+    for model in which_model.MODELS:
+        if model.name in ("Mixtral-8x7B", "gpt-oss-20b"):
+            assert which_model.row(model) in shown
+
+
 def test_a_peer_that_was_not_installed_is_shown_from_an_earlier_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,7 +133,7 @@ def test_waiting_for_copies_needs_load_if_another_run_has_gone_on(tmp_path: Path
     other.wait_drained()
     assert steps_in(tier) == [2, 3, 4]
     back = tl.Checkpointer(runs[0], tiers=[tl.Tier(tier, keep=2)])
-    with pytest.raises(FileExistsError, match=r"another run has gone on from them; .* call load\(\) first"):
+    with pytest.raises(FileExistsError, match=r"another run has gone on from there; .* call load\(\) first"):
         back.wait_drained()
     assert steps_in(tier) == [2, 3, 4]
 
