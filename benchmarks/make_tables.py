@@ -35,12 +35,12 @@ def performance(results: Document) -> str:
     return "\n".join([*about, "", tables.markdown(results["comparisons"], results.get("notes"))])
 
 
-def replaced(text: str, name: str, block: str) -> str:
-    """The text with the block in place of what stands between the marks of this name."""
-    marks = (f"<!-- {name}: made by benchmarks/make_tables.py -->", f"<!-- end of {name} -->")
+def replaced(text: str, name: str, block: str, script: str = "make_tables.py") -> str:
+    """The text with the block in place of what stands between the marks of this name, made by `script`."""
+    marks = (f"<!-- {name}: made by benchmarks/{script} -->", f"<!-- end of {name} -->")
     pattern = re.compile(f"(?<={re.escape(marks[0])}\n).*?(?={re.escape(marks[1])})", re.DOTALL)
     if len(pattern.findall(text)) != 1:
-        raise SystemExit(f"make_tables: there must be one {marks[0]}, with {marks[1]} after it")
+        raise SystemExit(f"{script}: there must be one {marks[0]}, with {marks[1]} after it")
     return pattern.sub(lambda _: f"\n{block}\n\n", text)
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Bring the table of docs/which-model.md up to date: what trunkline.stream.plan predicts for well-known models.
+"""Bring the table of docs/which-model.md up to date: how fast well-known models are, as predicted.
 
     .venv/bin/python benchmarks/which_model.py [--check]
 
@@ -29,6 +29,9 @@ MEMORY = (16, 32, 64, 128)  # GB
 SKEW = 1.0  # of the router
 BLOCK = 128  # rows and columns that share a scale of fp8
 GROUP = 32  # values that share a scale of mxfp4
+HEAD = (
+    f"| model | files (GB) | least memory (GB) | {' | '.join(f'tokens/s in {each} GB' for each in MEMORY)} |"
+)
 
 
 @dataclass(frozen=True)
@@ -179,8 +182,7 @@ def _tensors(
 
 def table() -> str:
     """All rows."""
-    head = ["model", "files (GB)", "least memory (GB)", *(f"tokens/s in {memory} GB" for memory in MEMORY)]
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    lines = [HEAD, "|---" * (len(MEMORY) + 3) + "|"]
     for model in MODELS:
         print(model.name, file=sys.stderr)
         lines.append(row(model))
@@ -192,7 +194,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="fail if the table is not current")
     options = parser.parse_args()
     text = DOCUMENT.read_text(encoding="utf-8")
-    made = replaced(text, NAME, table(), "which_model")
+    made = replaced(text, NAME, table(), "which_model.py")
     if options.check:
         return int(made != text)
     DOCUMENT.write_text(made, encoding="utf-8")
