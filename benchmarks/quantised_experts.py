@@ -55,8 +55,8 @@ def _of_shape(bench: Workbench, name: str, folder: Path) -> list[Comparison]:
     label = f"{name}, {kind}"
     with PacedDisks([int(1.8 * nbytes) + SPARE], limit_mb_s=0) as disks:
         jobs = {way: _job(way, folder, budget, disks.directories[0]) for way in TOKENS}
-        for way in (STORED, DEQUANTISED):  # makes the packs
-            larger_models.run({**jobs[way], "tokens": 1})
+        for way in (STORED, DEQUANTISED):  # makes the packs, for which all experts of a layer are in memory
+            larger_models.run({**jobs[way], "tokens": 1, "group": False})
         disks.limit(bench.limit_mb_s or 0)
         runs = _runs(bench, disks, jobs, label)
     rates = {way: [1 / _step(way, run) for run in each] for way, each in runs.items()}
