@@ -17,7 +17,7 @@ from typing import Any
 import larger_models
 import torch
 import transformers
-from expert_models import COMMON, PROCESS_BYTES, RESIDENT, SHAPES, SHARE
+from expert_models import PROCESS_BYTES, RESIDENT, SHARE
 from measurement import Comparison, interleave
 from paced_disks import PacedDisks
 from page_cache import make_cold
@@ -30,6 +30,28 @@ WARM_UP = {STORED: 20, DEQUANTISED: 20, RESIDENT: 4}
 BLOCK = 128  # rows and columns that share a scale of fp8
 GROUP = 32  # values that share a scale of mxfp4
 SPARE = 300_000_000  # of the disk
+# Of 2.3 to 2.5 GB in bf16: experts as large as those of Qwen3-235B and gpt-oss, but few of them.
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {
+        "hidden_size": 4096,
+        "moe_intermediate_size": 1536,
+        "num_hidden_layers": 3,
+        "num_experts": 20,
+        "num_experts_per_tok": 2,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+    },
+    "gpt_oss": {
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 3,
+        "num_local_experts": 16,
+        "num_experts_per_tok": 2,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+    },
+}
+COMMON = {"vocab_size": 8000, "head_dim": 64, "max_position_embeddings": 512}
 _SETTINGS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {
         "quant_method": "fp8",

@@ -16,9 +16,9 @@ namespace trunkline {
 namespace {
 
 constexpr std::size_t kEntries = 256;
-constexpr std::size_t kRowsOfATask = 64;  // of 2 bytes each: two cache lines of a transposed matrix
+constexpr std::size_t kRowsOfATask = 128;  // of 2 bytes each: four cache lines of a transposed matrix
 constexpr std::size_t kColumnsOfATile = 16;
-constexpr std::size_t kCodesOfAThread = 1 << 16;  // fewer are not worth starting one
+constexpr std::size_t kCodesOfAThread = 1 << 19;  // fewer are not worth starting one
 
 static_assert(std::endian::native == std::endian::little);  // entries are put together as integers
 
@@ -51,6 +51,56 @@ Status check(const TableLookup& lookup) {
   if (overlap(lookup.out, lookup.codes) || overlap(lookup.out, lookup.tables))
     return fail("out must not overlap what is read");
   return {};
+}
+
+using Eight = std::uint16_t __attribute__((vector_size(16)));
+constexpr std::size_t kLanes = 8;
+
+Eight interleaved_low(Eight one, Eight other) {
+  return __builtin_shufflevector(one, other, 0, 8, 1, 9, 2, 10, 3, 11);
+}
+
+Eight interleaved_high(Eight one, Eight other) {
+  return __builtin_shufflevector(one, other, 4, 12, 5, 13, 6, 14, 7, 15);
+}
+
+// Row i of the eight becomes column i: each of three rounds interleaves rows that are four apart.
+void transpose_eight(const std::uint16_t* from, std::size_t width, std::byte* to, std::size_t stride) {
+  std::array<Eight, kLanes> rows;
+  for (std::size_t i = 0; i < kLanes; ++i) std::memcpy(&rows[i], from + i * width, sizeof(Eight));
+  for (int round = 0; round < 3; ++round) {
+    const std::array<Eight, kLanes> before = rows;
+    for (std::size_t i = 0; i < kLanes / 2; ++i) {
+      rows[2 * i] = interleaved_low(before[i], before[i + kLanes / 2]);
+      rows[2 * i + 1] = interleaved_high(before[i], before[i + kLanes / 2]);
+    }
+  }
+  for (std::size_t i = 0; i < kLanes; ++i) std::memcpy(to + i * stride, &rows[i], sizeof(Eight));
+}
+
+// Column i of `from`, whose rows are `width` values apart, becomes a row `stride` bytes after that before.
+template <class Value>
+void transpose(const Value* from, std::size_t width, std::size_t rows, std::size_t columns, std::byte* to,
+               std::size_t stride) {
+  const auto one_by_one = [&](std::size_t first_row, std::size_t first_column, std::size_t last_column) {
+    for (std::size_t column = first_column; column < last_column; ++column) {
+      for (std::size_t row = first_row; row < rows; ++row)
+        std::memcpy(to + column * stride + row * sizeof(Value), from + row * width + column, sizeof(Value));
+    }
+  };
+  std::size_t whole_rows = 0;
+  std::size_t whole_columns = 0;
+  if constexpr (sizeof(Value) == sizeof(std::uint16_t)) {
+    whole_rows = rows / kLanes * kLanes;
+    whole_columns = columns / kLanes * kLanes;
+    for (std::size_t column = 0; column < whole_columns; column += kLanes) {
+      for (std::size_t row = 0; row < whole_rows; row += kLanes)
+        transpose_eight(from + row * width + column, width, to + column * stride + row * sizeof(Value),
+                        stride);
+    }
+  }
+  one_by_one(whole_rows, 0, whole_columns);
+  one_by_one(0, whole_columns, columns);
 }
 
 // `Entry`: an unsigned integer that has the bits of kValues `Value`.
@@ -89,16 +139,16 @@ class Task {
     const std::byte* code = codes(row);
     std::byte* out = lookup_.out.data() + row * lookup_.columns * sizeof(Entry);
     for (std::size_t block = 0; block < blocks_of_a_row_; ++block) {
-      fill_block(code, table(row, block), out);
+      fill_codes(code, lookup_.block_columns, table(row, block), out);
       code += lookup_.block_columns;
       out += lookup_.block_columns * sizeof(Entry);
     }
   }
 
   // Eight codes at a time: fewer loads and stores, which are what it takes.
-  void fill_block(const std::byte* code, const std::byte* table, std::byte* out) const {
+  static void fill_codes(const std::byte* code, std::size_t count, const std::byte* table, std::byte* out) {
     std::size_t i = 0;
-    for (; i + kWord <= lookup_.block_columns; i += kWord) {
+    for (; i + kWord <= count; i += kWord) {
       std::uint64_t eight;
       std::memcpy(&eight, code + i, sizeof eight);
       for (std::size_t word = 0; word < sizeof(Entry); ++word) {
@@ -110,35 +160,32 @@ class Task {
         std::memcpy(out + i * sizeof(Entry) + word * kWord, &made, sizeof made);
       }
     }
-    for (; i < lookup_.block_columns; ++i) {
+    for (; i < count; ++i) {
       const Entry found = entry(table, std::to_integer<std::uint64_t>(code[i]));
       std::memcpy(out + i * sizeof found, &found, sizeof found);
     }
   }
 
-  // In tiles, of which each column is a piece of a row of `out`.
+  // In tiles that fit into the cache, which are filled row by row.
   void transposed(std::size_t first_row, std::size_t last_row) const {
-    std::array<std::array<Value, kRowsOfATask>, kColumnsOfATile * kValues> tile;
+    constexpr std::size_t kWidth = kColumnsOfATile * kValues;
+    std::array<Value, kRowsOfATask * kWidth> tile;
     const std::size_t rows = last_row - first_row;
     for (std::size_t begin = 0; begin < lookup_.columns; begin += kColumnsOfATile) {
       const std::size_t count = std::min(kColumnsOfATile, lookup_.columns - begin);
       for (std::size_t row = 0; row < rows; ++row) {
         const std::byte* const code = codes(first_row + row) + begin;
+        auto* const out = reinterpret_cast<std::byte*>(tile.data() + row * kWidth);
         for (std::size_t i = 0; i < count;) {
           const std::size_t block = (begin + i) / lookup_.block_columns;
           const std::size_t end = std::min(count, (block + 1) * lookup_.block_columns - begin);
-          const std::byte* const of_block = table(first_row + row, block);
-          for (; i < end; ++i) {
-            const Entry found = entry(of_block, std::to_integer<std::uint64_t>(code[i]));
-            for (std::size_t value = 0; value < kValues; ++value)
-              tile[i * kValues + value][row] = static_cast<Value>(found >> (8 * sizeof(Value) * value));
-          }
+          fill_codes(code + i, end - i, table(first_row + row, block), out + i * sizeof(Entry));
+          i = end;
         }
       }
-      for (std::size_t column = 0; column < count * kValues; ++column) {
-        const std::size_t at = (begin * kValues + column) * lookup_.rows + first_row;
-        std::memcpy(lookup_.out.data() + at * sizeof(Value), tile[column].data(), rows * sizeof(Value));
-      }
+      std::byte* const out =
+          lookup_.out.data() + (begin * kValues * lookup_.rows + first_row) * sizeof(Value);
+      transpose<Value>(tile.data(), kWidth, rows, count * kValues, out, lookup_.rows * sizeof(Value));
     }
   }
 
