@@ -92,45 +92,56 @@ def _of_shape(bench: Workbench, name: str, folder: Path) -> list[Comparison]:
         disk = disks.directories[0]
         model.write_mapped(disk)
         for routing, zipf in ROUTINGS.items():
-            runs = _runs(
-                bench, disks, {way: model.job(way, zipf, disk) for way in TOKENS}, f"{name}, {routing}"
-            )
+            jobs = {way: model.job(way, zipf, disk) for way in TOKENS}
+            disks.limit(0)
+            larger_models.run({**jobs[OURS], "tokens": 1})  # makes the pack, or finds it
+            runs = runs_of(bench, disks, jobs, WARM_UP, f"experts, {name}, {routing}")
             rows += _rows(bench, f"{name}, {routing}", model, runs)
     return rows
 
 
-def _runs(bench: Workbench, disks: PacedDisks, jobs: dict[str, Run], label: str) -> dict[str, list[Run]]:
-    """The results of each way; all must have generated the same tokens."""
+def runs_of(
+    bench: Workbench, disks: PacedDisks, jobs: dict[str, Run], warm_up: dict[str, int], label: str
+) -> dict[str, list[Run]]:
+    """The results of each way; all must have generated the same tokens. The packs are there already."""
     results: dict[str, list[Run]] = {way: [] for way in jobs}
-    disks.limit(0)
-    larger_models.run({**jobs[OURS], "tokens": 1})  # makes the pack, or finds it
     disks.limit(bench.limit_mb_s or 0)
 
     def way(name: str) -> Callable[[], float]:
         def once() -> float:
             make_cold([disks.directories[0]])
             disks.rest()
-            result = larger_models.run(jobs[name])
-            results[name].append(result)
-            return _step(name, result)
+            results[name].append(larger_models.run(jobs[name]))
+            return step_seconds(results[name][-1], warm_up[name])
 
         return once
 
-    interleave(bench.rounds, {name: way(name) for name in jobs}, f"experts, {label}", warm_up=False)
-    expected = results[OURS][0]["tokens"][0]
+    interleave(bench.rounds, {name: way(name) for name in jobs}, label, warm_up=False)
+    expected = next(iter(results.values()))[0]["tokens"][0]
     for name, runs in results.items():
         if any(run["tokens"][0] != expected[: len(run["tokens"][0])] for run in runs):
-            raise SystemExit(f"bench: experts, {label}: the tokens of {name} differ from ours")
+            raise SystemExit(f"bench: {label}: the tokens of {name} differ")
     return results
 
 
+def step_seconds(run: Run, warm_up: int) -> float:
+    """Of a token, after those that fill caches."""
+    seconds: float = median(run["steps"][warm_up:])
+    return seconds
+
+
+def bytes_of_a_token(run: Run, warm_up: int) -> float:
+    """That were read, of the same tokens."""
+    return int(run["read"][-1] - run["read"][warm_up]) / (len(run["read"]) - 1 - warm_up)
+
+
 def _rows(bench: Workbench, case: str, model: _Model, runs: dict[str, list[Run]]) -> list[Comparison]:
-    steps = {name: [_step(name, run) for run in each] for name, each in runs.items()}
+    steps = {name: [step_seconds(run, WARM_UP[name]) for run in each] for name, each in runs.items()}
     rates = {name: [1 / step for step in each] for name, each in steps.items()}
     rows = []
     if bench.limit_mb_s:
         limit = bench.limit_mb_s * 1e6
-        read = [_bytes_of_a_token(run) for run in runs[OURS]]
+        read = [bytes_of_a_token(run, WARM_UP[OURS]) for run in runs[OURS]]
         roofline = [max(each / limit, median(steps[RESIDENT])) for each in read]
         peers = [1 / each for each in roofline]
         rows.append(Comparison("experts", case, "tokens/s", "the roofline", rates[OURS], peers, at_least=0.9))
@@ -143,17 +154,6 @@ def _rows(bench: Workbench, case: str, model: _Model, runs: dict[str, list[Run]]
     for peer, goal in GOALS.items():
         rows.append(Comparison("experts", case, "tokens/s", peer, rates[OURS], rates[peer], at_least=goal))
     return rows
-
-
-def _step(way: str, run: Run) -> float:
-    seconds: float = median(run["steps"][WARM_UP[way] :])
-    return seconds
-
-
-def _bytes_of_a_token(run: Run) -> float:
-    """Of the steps that count."""
-    before, after = (run["read"][index] for index in (WARM_UP[OURS], -1))
-    return int(after - before) / (len(run["read"]) - 1 - WARM_UP[OURS])
 
 
 class _Model:

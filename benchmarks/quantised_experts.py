@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,10 +16,9 @@ from typing import Any
 import larger_models
 import torch
 import transformers
-from expert_models import PROCESS_BYTES, RESIDENT, SHARE
-from measurement import Comparison, interleave
+from expert_models import PROCESS_BYTES, RESIDENT, SHARE, bytes_of_a_token, runs_of, step_seconds
+from measurement import Comparison
 from paced_disks import PacedDisks
-from page_cache import make_cold
 from safetensors.torch import load_file, save_file
 from workbench import Workbench
 
@@ -79,48 +77,16 @@ def _of_shape(bench: Workbench, name: str, folder: Path) -> list[Comparison]:
         jobs = {way: _job(way, folder, budget, disks.directories[0]) for way in TOKENS}
         for way in (STORED, DEQUANTISED):  # makes the packs, for which all experts of a layer are in memory
             larger_models.run({**jobs[way], "tokens": 1, "group": False})
-        disks.limit(bench.limit_mb_s or 0)
-        runs = _runs(bench, disks, jobs, label)
-    rates = {way: [1 / _step(way, run) for run in each] for way, each in runs.items()}
+        runs = runs_of(bench, disks, jobs, WARM_UP, f"quantised, {label}")
+    rates = {way: [1 / step_seconds(run, WARM_UP[way]) for run in each] for way, each in runs.items()}
     rows = [
         Comparison("quantised", label, "tokens/s", "a dequantised pack", rates[STORED], rates[DEQUANTISED])
     ]
     if bench.limit_mb_s:
-        read = [_bytes_of_a_token(run) / (bench.limit_mb_s * 1e6) for run in runs[STORED]]
+        read = [bytes_of_a_token(run, WARM_UP[STORED]) / (bench.limit_mb_s * 1e6) for run in runs[STORED]]
         peers = [1 / max(each, 1 / median(rates[RESIDENT])) for each in read]
         rows.append(Comparison("quantised", label, "tokens/s", "the roofline", rates[STORED], peers))
     return rows
-
-
-def _runs(bench: Workbench, disks: PacedDisks, jobs: dict[str, Run], label: str) -> dict[str, list[Run]]:
-    """The results of each way; all must have generated the same tokens."""
-    results: dict[str, list[Run]] = {way: [] for way in jobs}
-
-    def way(name: str) -> Callable[[], float]:
-        def once() -> float:
-            make_cold([disks.directories[0]])
-            disks.rest()
-            results[name].append(larger_models.run(jobs[name]))
-            return _step(name, results[name][-1])
-
-        return once
-
-    interleave(bench.rounds, {name: way(name) for name in jobs}, f"quantised, {label}", warm_up=False)
-    expected = results[STORED][0]["tokens"][0]
-    for name, runs in results.items():
-        if any(run["tokens"][0] != expected[: len(run["tokens"][0])] for run in runs):
-            raise SystemExit(f"bench: quantised, {label}: the tokens of {name} differ")
-    return results
-
-
-def _step(way: str, run: Run) -> float:
-    seconds: float = median(run["steps"][WARM_UP[way] :])
-    return seconds
-
-
-def _bytes_of_a_token(run: Run) -> float:
-    before, after = run["read"][WARM_UP[STORED]], run["read"][-1]
-    return int(after - before) / (len(run["read"]) - 1 - WARM_UP[STORED])
 
 
 def _job(way: str, folder: Path, budget: int, disk: Path) -> Run:
