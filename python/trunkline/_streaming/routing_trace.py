@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from trunkline import _core
-from trunkline._errors import Corrupt, CutOff, Error, Format, exception_of, system_error
+from trunkline._errors import Corrupt, CutOff, Error, Format, exception_of, system_error, system_errors
 from trunkline._logging import Log
 
 VARIABLE = "TRUNKLINE_ROUTING_TRACE"
@@ -143,13 +143,8 @@ def read(path: Path) -> RoutingTrace:
     Raises Format for a file of another format or version; Corrupt for a damaged one, CutOff for one that ends
     within a line, which name the line; OSError.
     """
-    try:
-        with path.open("rb") as file:
-            return parse(iter(lambda: file.readline(_MAX_LINE), b""), str(path))
-    except OSError as error:
-        if isinstance(error, Error):
-            raise
-        raise system_error(error, f"read the trace of routing {path}", str(path)) from error
+    with system_errors(f"read the trace of routing {path}", path), path.open("rb") as file:
+        return parse(iter(lambda: file.readline(_MAX_LINE), b""), str(path))
 
 
 def parse(lines: Iterable[bytes], path: str) -> RoutingTrace:

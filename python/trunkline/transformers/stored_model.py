@@ -43,7 +43,7 @@ _MODEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 class Division:
     """How a model's weights are brought into memory: in units, by routing, or once, to stay there.
 
-    A tied weight is listed under one of its names. `inner`: experts whose weights are among the units.
+    A tied weight is listed under one of its names.
     """
 
     units: list[Unit]
@@ -52,7 +52,7 @@ class Division:
     resident_bytes: int
     prompt_bytes: int = 0  # of those: used only by the prompt, such as a vision tower
     scratch_bytes: int = 0  # of those: memory for dequantised weights, those of experts included
-    inner: list[Experts] = field(default_factory=list)
+    unrouted_bytes: int = 0  # of the units: experts that a token does not use
 
     def sizes(self, config: Any) -> Sizes:
         """Return its sizes; `config`: of the model."""
@@ -77,10 +77,7 @@ class Division:
                 for weight in unit.weights
                 if weight.quantised is not None
             ),
-            sum(
-                (each.count - experts_per_token(config, each.count)) * sum(each.matrix_bytes)
-                for each in self.inner
-            ),
+            self.unrouted_bytes,
         )
 
 
@@ -228,7 +225,10 @@ def divide(model: Any, unit_bytes: int | None = None) -> tuple[nn.ModuleList, Di
     experts = find_experts(model, path, layers)
     if not experts:
         return layers, whole, None
-    whole.inner = find_experts(model, path, layers)  # of their own, since those of routing may stay quantised
+    whole.unrouted_bytes = sum(
+        (each.count - experts_per_token(model.config, each.count)) * sum(each.matrix_bytes)
+        for each in experts
+    )
     _, dense = model_layers.cut(model, unit_bytes, routed_parameters(experts))
     # Without other weights to stream there is nothing to bring in between.
     return layers, whole, _division(state, dense, experts, prompt) if dense else None

@@ -139,7 +139,7 @@ def train(job: Job, rank: Rank, report: Report) -> dict[str, Any]:
     begin = time.monotonic()
     reads = None if job.directories is None else ReadsInFlight()
     counts = _run_epochs(job, rank, report, begin)
-    # Taken once the readers are closed, so that what they had in flight at the end counts.
+    # After the readers are closed, so that reads still in flight at the end are counted.
     return {**counts, "reads_in_flight": None if reads is None else reads.take()}
 
 

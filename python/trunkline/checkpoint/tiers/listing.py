@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from trunkline._errors import system_error
+from trunkline._errors import system_errors
 from trunkline._formats.checkpoint_names import DESCRIPTOR, commit_of, step_of
 from trunkline._paths import names_in
 from trunkline.checkpoint.tiers.plan import Commit, is_due
@@ -40,11 +40,10 @@ def last_number_in(directory: str) -> int:
 def id_of(directory: str) -> str:
     """Return the id of the descriptor of a directory; empty if it has none that can be read."""
     try:
-        about = json.loads((Path(directory) / DESCRIPTOR).read_bytes())
+        with system_errors(f"read {directory}/{DESCRIPTOR}", directory):
+            about = json.loads((Path(directory) / DESCRIPTOR).read_bytes())
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return ""
-    except OSError as error:
-        raise system_error(error, f"read {directory}/{DESCRIPTOR}", directory) from None
     found = about.get("id") if isinstance(about, dict) else None
     return found if isinstance(found, str) else ""
 

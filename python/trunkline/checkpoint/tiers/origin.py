@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from trunkline import _core
-from trunkline._errors import system_error
+from trunkline._errors import system_errors
 from trunkline._replacing import replacing
 from trunkline.checkpoint.tiers.listing import id_of
 
@@ -45,13 +45,12 @@ def is_damaged(directory: str) -> bool:
 def _read(directory: str, missing: list[str] | None = None) -> list[str] | None:
     """Return the ids; None if the file cannot be understood, `missing` if there is none."""
     try:
-        about = json.loads((Path(directory) / NAME).read_bytes())
+        with system_errors(f"read {directory}/{NAME}", directory):
+            about = json.loads((Path(directory) / NAME).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return missing
     except ValueError:
         return None
-    except OSError as error:
-        raise system_error(error, f"read {directory}/{NAME}", directory) from None
     if not isinstance(about, dict) or about.get("format") != _FORMAT or about.get("version") != _VERSION:
         return None
     found = about.get("ids")
