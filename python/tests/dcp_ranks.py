@@ -410,6 +410,32 @@ def save_parts(rank: int, path: Path, argument: str) -> None:
     assert not list((path / "alone").glob("*.manifest"))
 
 
+def save_beside_a_failure(rank: int, path: Path, argument: str) -> None:
+    """Each rank saves alone into a new directory; rank 0, which made it, fails before rank 1 writes."""
+    writer = tl.dcp.StorageWriter(path / "ckpt")
+    prepare = writer.prepare_local_plan
+
+    def prepare_in_order(*args: Any) -> Any:
+        if rank == 1:
+            dist.barrier()  # rank 0 has made the directory
+        plan = prepare(*args)
+        if rank == 0:
+            dist.barrier()
+        dist.barrier()  # rank 1 has found it
+        if rank == 1:
+            dist.barrier()  # the save of rank 0 has failed
+        return plan
+
+    setattr(writer, "prepare_local_plan", prepare_in_order)  # noqa: B010 - a method
+    part = {"t": distribute_tensor(numbers(128, 6, seed=1), one_mesh(), [Shard(0)])}
+    try:
+        dcp.save(part if rank == 0 else {"t": torch.ones(9)}, storage_writer=writer, no_dist=True)
+        print("saved")
+    except CheckpointException as error:
+        print(error.failures[0][0])
+        dist.barrier()
+
+
 def load_parts(rank: int, path: Path, argument: str) -> None:
     """Load what the ranks of save_parts have written, divided along dimension DIM, or by each rank alone."""
     dims = [int(argument)] if argument.isdigit() else []
@@ -639,6 +665,7 @@ PROGRAMS: list[Callable[[int, Path, str], None]] = [
     dying,
     save_stages,
     save_parts,
+    save_beside_a_failure,
     load_parts,
     save_apart,
     load_apart,

@@ -128,6 +128,13 @@ def test_parts_that_are_not_stored_are_no_silent_gaps(tmp_path: Path) -> None:
             assert "without collectives" in said
 
 
+def test_a_failed_save_leaves_the_directory_to_other_ranks(tmp_path: Path) -> None:
+    run_ranks(tmp_path, "save_beside_a_failure/2/-")
+    first, second = last_lines(tmp_path, "save_beside_a_failure/2/-")
+    assert "contains 384 of the 768 elements" in first
+    assert second == "saved"
+
+
 @pytest.mark.parametrize(("first", "second"), [(4, 2), (2, 4)])
 def test_what_ranks_save_apart_is_not_added_to(tmp_path: Path, first: int, second: int) -> None:
     """A run without collectives, of which ranks die, and another one in the same directory."""

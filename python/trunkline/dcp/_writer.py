@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.staging import AsyncStager
@@ -471,10 +472,11 @@ class StorageWriter(Endpoint, TorchStorageWriter, AsyncStager):
         self._save.leftovers, self._save.manifests = frozenset(), None
 
     def _undo(self, names: list[str]) -> None:
-        """Remove what a failed save created: its files, and the directory unless it holds other files."""
+        """Remove what a failed save created: its files, and the directory unless others may write to it."""
         _directory.remove_quietly(self._directory, names)
-        if self._save.has_made_directory:
-            with contextlib.suppress(OSError):  # other ranks have written
+        # Another rank that saves its part alone may have found the directory, and not have written yet.
+        if self._save.has_made_directory and not _has_other_ranks():
+            with contextlib.suppress(OSError):  # another process has written
                 self._directory.rmdir()
         self._end()
 
@@ -778,6 +780,10 @@ _METHODS = frozenset(
         StorageWriter.finish,
     )
 )
+
+
+def _has_other_ranks() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def _is_shared(outer: object, writer: StorageWriter, path: CheckpointPath | None) -> bool:
