@@ -16,6 +16,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -96,6 +97,10 @@ def attempt(root: Path, save: Callable[[], None], counts: Counter[str]) -> bool:
         assert error.errno == errno.ENOSPC, repr(error)  # noqa: PT017
         # While the error, and with it all that it refers to, is still there.
         assert names(root) == before, names(root) ^ before
+        # io_uring lets go of a file shortly after the write to it has ended.
+        deadline = time.monotonic() + 5
+        while free_bytes(root) < free - _BLOCK and time.monotonic() < deadline:
+            time.sleep(0.01)
         assert free_bytes(root) >= free - _BLOCK, (free_bytes(root), free)
         counts["failed"] += 1
         return False
