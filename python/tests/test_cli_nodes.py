@@ -3,15 +3,19 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
-from rank_processes import RankProcesses
+import support_warm
+import torch
+from rank_processes import RankProcesses, make_state, same
 from support_cli import command, document
 from test_local_checkpoints import directories, open_all, state
 from test_local_copies import damage, shards_of
 
 import trunkline as tl
 from trunkline._formats.node_names import RECORD
+from trunkline.checkpoint.directory import local_verify
 
 
 @pytest.fixture
@@ -106,3 +110,142 @@ def test_a_node_without_its_record(nodes: list[str]) -> None:
     Path(nodes[0], RECORD).unlink()
     for each in ("ls", "show", "verify"):
         assert f"{RECORD} is missing" in command(each, nodes[0], expect=1)
+
+
+_COMMAND_OF_A_NODE = """
+import os, sys
+os.chdir(os.path.join(sys.argv[1], "node-" + os.environ["RANK"]))
+from trunkline.cli import main
+sys.exit(main(["checkpoint", *sys.argv[2:]]))
+"""
+
+
+def on_all_nodes(
+    nodes: list[str], *arguments: "str | Path", expect: int = 0, size: int = 2
+) -> tuple[str, str]:
+    """Run `trunkline checkpoint` as torchrun does, one process on each node; return what rank 0 printed."""
+    command = ["-c", _COMMAND_OF_A_NODE, str(Path(nodes[0]).parent.parent), *map(str, arguments)]
+    done = support_warm.run_ranks(command, size=size)
+    statuses = [each.returncode for each in done]
+    assert statuses[0] == expect, done
+    assert all(bool(each) == bool(expect) for each in statuses), done
+    assert [each.stdout for each in done[1:]] == [""] * (size - 1)
+    return done[0].stdout, done[0].stderr
+
+
+def ids_of(nodes: list[str]) -> list[str]:
+    return [json.loads(Path(path, RECORD).read_text())["id"] for path in nodes]
+
+
+def verify_all(nodes: list[str], *arguments: str, expect: int = 0) -> dict[str, Any]:
+    printed, _ = on_all_nodes(nodes, "verify", "run", "--all-nodes", "--json", *arguments, expect=expect)
+    found: dict[str, Any] = json.loads(printed)
+    return found
+
+
+def test_all_nodes_verify_what_they_have(nodes: list[str]) -> None:
+    ids = ids_of(nodes)
+    found = verify_all(nodes, "--all")
+    assert (found["command"], found["ok"], found["problems"]) == ("checkpoint verify", True, [])
+    assert [(each["step"], each["ok"], each["lost_shares"]) for each in found["checkpoints"]] == [
+        (10, True, []),
+        (20, True, []),
+    ]
+    assert [[each["node"] for each in save["nodes"]] for save in found["checkpoints"]] == [ids, ids]
+    total = 3 * 700 * 1024 + 10 * 8
+    assert all(total < each["bytes"] < total + 50_000 for each in found["checkpoints"][0]["nodes"])
+    text, _ = on_all_nodes(nodes, "verify", "run", "--all-nodes")
+    assert text == "step 20: verified, 4.32 MB on 2 nodes\n"
+
+    damaged = shards_of(nodes[1], 2)[:1]
+    damage(damaged)
+    [save] = verify_all(nodes, expect=1)["checkpoints"]
+    assert (save["step"], save["ok"], save["lost_shares"]) == (20, False, [])
+    assert [each["ok"] for each in save["nodes"]] == [True, False]
+    assert save["nodes"][1]["mismatches"][0]["path"] == str(damaged[0])
+    assert verify_all(nodes, "--step", "10")["ok"] is True
+    text, _ = on_all_nodes(nodes, "verify", "run", "--all-nodes", expect=1)
+    assert "step 20: damaged or incomplete" in text
+    assert "each share is intact on some node" in text
+    assert f"  node {ids[1]}: {damaged[0]}" in text
+
+    shutil.rmtree(Path(nodes[0], "saves/step-00000002"))
+    found = verify_all(nodes, expect=1)
+    [save] = found["checkpoints"]
+    assert save["lost_shares"] == ids
+    assert [each["is_here"] for each in save["nodes"]] == [False, True]
+    assert [each["node"] for each in found["problems"]] == ids[:1]
+    text, _ = on_all_nodes(nodes, "verify", "run", "--all-nodes", expect=1)
+    assert f"no node has an intact share of {', '.join(ids)}: it cannot be loaded" in text
+    assert f"node {ids[0]}: is not here, or has lost its share" in text
+    _, said = on_all_nodes(nodes, "verify", "run", "--all-nodes", "--step", "7", expect=2)
+    assert "no node has a share of step 7; there are those of 10, 20" in said
+
+
+def test_a_step_is_exported_from_all_nodes(nodes: list[str], tmp_path: Path) -> None:
+    before = {
+        path: path.stat().st_mtime_ns for node in nodes for path in Path(node).rglob("*") if path.is_file()
+    }
+    whole = tmp_path / "whole.pt"
+    text, _ = on_all_nodes(nodes, "export", "run", whole)
+    assert f"exported step 20 of run of all nodes to {whole}: 4 tensors, 2.15 MB, every byte verified" in text
+    assert same(torch.load(whole, weights_only=True), make_state(**state(20)))
+    model = tmp_path / "model.safetensors"
+    shutil.rmtree(nodes[0])  # each has a copy of what the other has
+    printed, _ = on_all_nodes(nodes, "export", "run", model, "--step", "10", "--key", "model", "--json")
+    assert json.loads(printed)["step"] == 10
+    assert same(tl.load(model), make_state(**state(10))["model"])
+    assert {path: path.stat().st_mtime_ns for path in before if path.exists()} == {
+        path: time for path, time in before.items() if path.exists()
+    }
+    assert not Path(nodes[0]).exists()
+    assert tl.Checkpointer(nodes[1], local=True).load()["seed"] == 20
+
+
+def test_errors_of_exporting_from_nodes(tmp_path: Path) -> None:
+    nodes = directories(tmp_path, range(2))
+    with RankProcesses(2) as ranks:
+        open_all(ranks, nodes)
+        ranks.all("save", 10, state(10), block=True)
+        ranks.finish()
+    out = tmp_path / "out.pt"
+    said = command("export", nodes[0], out, expect=1)
+    assert f"its bytes on {ids_of(nodes)[1]} are not here" in said
+    assert "This process is alone: start one on each node, with torchrun" in said
+    out.touch()
+    _, said = on_all_nodes(nodes, "export", "run", out, expect=1)
+    assert f"{out}" in said
+    assert "--overwrite" in said
+    within = Path(nodes[0], "out.pt")
+    _, said = on_all_nodes(nodes, "export", "run", within, expect=2)
+    assert f"OUT: {within} is in the directory of a node" in said
+    _, said = on_all_nodes(nodes, "export", "run", tmp_path / "new.pt", "--key", "none", expect=2)
+    assert "has no 'none'; there are 'model'" in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["node-0", "node-1", "out.pt"]
+
+
+def test_one_node_alone_is_exported(tmp_path: Path) -> None:
+    tl.Checkpointer(tmp_path / "run", local=True).save(1, make_state(seed=1), block=True)
+    assert "1 node" in command("verify", tmp_path / "run", "--all-nodes")
+    done = tl.export_checkpoint(tmp_path / "run", tmp_path / "model.safetensors", key="model")
+    assert (done.step, done.tensors, done.verified) == (1, 3, True)
+    assert same(tl.load(done.path), make_state(seed=1)["model"])
+
+
+def test_a_step_that_a_training_removes_while_it_is_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tl.Checkpointer(tmp_path / "run", local=True, keep=None)
+    for step in (1, 2):
+        made.save(step, {"a": torch.ones(1000)}, block=True)
+
+    def removed(self: Any, save: Any) -> bool:
+        shutil.rmtree(tmp_path / "run/saves/step-00000001")
+        return is_removed(self, save)
+
+    is_removed = local_verify._is_removed
+    monkeypatch.setattr(local_verify, "_is_removed", removed)
+    damage(shards_of(str(tmp_path / "run"), 1))
+    text = command("verify", tmp_path / "run", "--all-nodes", "--all")
+    assert text.splitlines()[0] == "step 1: not verified, it was removed meanwhile"
+    assert text.splitlines()[1].startswith("step 2: verified")

@@ -29,7 +29,8 @@ class _UsageError(ValueError):
 class Parser(argparse.ArgumentParser):
     """Raises ValueError for wrong arguments. The defaults of each command have `run`.
 
-    `run` takes the parsed arguments; it returns the JSON document and the text that says the same.
+    `run` takes the parsed arguments; it returns the JSON document and the text that says the same. Where
+    another process prints both, the text is None.
     """
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -120,7 +121,7 @@ def run_command(
     options = argparse.Namespace(command="")
     try:
         options = parser.parse_args(arguments)
-        action: Callable[[argparse.Namespace], tuple[dict[str, Any], str]] = options.run
+        action: Callable[[argparse.Namespace], tuple[dict[str, Any], str | None]] = options.run
         document, text = action(options)
     except _UsageError as error:
         report_error(name, error, wants_json, option_names)
@@ -141,7 +142,8 @@ def run_command(
             print_error_document(name, error)
         raise
     try:
-        print(json.dumps(document, indent=2) if options.json else text, flush=True)
+        if text is not None:
+            print(json.dumps(document, indent=2) if options.json else text, flush=True)
     except BrokenPipeError:  # as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED

@@ -18,7 +18,7 @@ from trunkline._cli_errors import report_error
 from trunkline._command import INTERRUPTED
 from trunkline._errors import Cancelled, Error, errno_reason
 from trunkline._formats.dcp_names import is_dcp_directory
-from trunkline._formats.node_names import is_node_directory
+from trunkline._formats.node_names import ALL_NODES, is_node_directory
 from trunkline._html import check_page_name, check_writable, why_not_writable
 
 _OK, _FAILED, _USAGE = 0, 1, 2  # the exit statuses of src/cli
@@ -160,7 +160,7 @@ def _is_in_python(command: str, arguments: list[str]) -> bool:
     if command in _CHECKPOINT_COMMANDS:
         return True
     return command in _ALSO_IN_PYTHON and any(
-        is_dcp_directory(each) or is_node_directory(each) for each in arguments
+        each == ALL_NODES or is_dcp_directory(each) or is_node_directory(each) for each in arguments
     )
 
 

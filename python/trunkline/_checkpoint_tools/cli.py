@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trunkline._arguments import started_ranks
 from trunkline._checkpoint_tools.plan_cli import OPTIONS as _PLAN_OPTIONS
 from trunkline._checkpoint_tools.plan_cli import add_plan
+from trunkline._checkpoint_tools.torchrun import joined_ranks
 from trunkline._command import FAILED, OK, Parser, run_command
 from trunkline._core import CheckpointStore
 from trunkline._errors import Unsupported, reword
 from trunkline._formats.dcp_names import is_dcp_directory
-from trunkline._formats.node_names import is_node_directory
+from trunkline._formats.node_names import ALL_NODES, is_node_directory
 from trunkline._sizes import size
 
 
@@ -136,12 +138,22 @@ def _add_diff(commands: Any) -> None:
     diff.set_defaults(run=_diff)
 
 
-def _export(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+def _export(options: argparse.Namespace) -> tuple[dict[str, Any], str | None]:
     if options.out == "-":
         raise ValueError(
             "OUT: cannot be standard output, since checksums at the beginning of a file are written last; "
             "name a file, or ./- for a folder of that name"
         )
+    # With torchrun, a node that has lost the directory takes part.
+    is_lost_node = started_ranks() > 1 and not os.path.exists(options.directory)  # noqa: PTH110 - a str
+    if not is_lost_node and not is_node_directory(options.directory):
+        return _exported(options)
+    with joined_ranks() as rank:
+        document, text = _exported(options, local=True)
+        return document, text if rank == 0 else None
+
+
+def _exported(options: argparse.Namespace, *, local: bool = False) -> tuple[dict[str, Any], str]:
     from trunkline._checkpoint_tools.export import export_checkpoint
 
     done = export_checkpoint(
@@ -153,6 +165,7 @@ def _export(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         max_shard_size=options.max_shard_size,
         from_folder=options.from_folder,
         show_progress=True,
+        local=local,
     )
     lines = [f"{name} is tied to {kept}; only {kept} is written" for name, kept in done.dropped.items()]
     if os.path.isdir(done.path) and options.from_folder is None:  # noqa: PTH112 - a str
@@ -372,7 +385,7 @@ _OPTIONS = {
 def _parser_for(arguments: Sequence[str]) -> Parser:
     if arguments[0] not in ("ls", "show", "verify", "gc"):
         return make_parser()
-    if not any(map(is_node_directory, arguments[1:])):
+    if ALL_NODES not in arguments and not any(map(is_node_directory, arguments[1:])):
         return make_dcp_parser()
     from trunkline._checkpoint_tools import node_cli
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from trunkline._arguments import bool_argument, check_engine, step_argument
 from trunkline._core import Engine, parse_size
 from trunkline._errors import exception_of
 from trunkline._formats.checkpoint_names import step_of
+from trunkline._formats.node_names import is_node_directory
 from trunkline._formats.suffixes import PT_SUFFIXES, SAFETENSORS_SUFFIX
 from trunkline._paths import absolute_path, path_name
 from trunkline._torch_or_numpy import require_torch
@@ -17,6 +19,7 @@ from trunkline._trace import span
 if TYPE_CHECKING:
     from trunkline._checkpoint_tools.source import Source
     from trunkline._export.exported import Exported
+    from trunkline._export.lazy_state import LazyState
 
 _MAX_SHARD = "5GB"  # as transformers
 
@@ -32,6 +35,7 @@ def export_checkpoint(
     from_folder: "str | os.PathLike[str] | None" = None,
     engine: Engine | None = None,
     show_progress: bool = False,
+    local: bool | None = None,
 ) -> "Exported":
     """Write the state of a checkpoint, or the part of it below `key`, to files that other programs read.
 
@@ -56,32 +60,91 @@ def export_checkpoint(
     is True; a folder that is not empty always raises Error with ENOTEMPTY. Waits for saves of this process
     into `directory`, so that the last one counts.
 
+    Of a Checkpointer with local=True, a step is assembled from the disks of the nodes. Then the call is
+    collective, over the default process group: rank 0 writes `out`, and each rank has the state in memory
+    meanwhile. What is read is neither locked nor changed. `local`: whether it is one; None: if `directory` is
+    that of a node. Pass True on all ranks if some nodes have no directory.
+
     Raises FileNotFoundError if there is no such checkpoint; Corrupt, naming file, chunk and tensor, for
     damage; Unsupported, naming the keys, for what .safetensors files cannot hold, and without torch;
     ValueError for a key or step that does not exist, and for other suffixes. After an error nothing is left
     of `out`.
     """
     shown = path_name(out, "out")
-    path = absolute_path(shown, "out")
-    wanted = None if step is None else step_argument(step)
-    force = bool_argument(force, "force")
-    max_shard_bytes = parse_size(_MAX_SHARD if max_shard_size is None else max_shard_size, "max_shard_size")
     folder = None if from_folder is None else absolute_path(path_name(from_folder, "from_folder"))
+    path = absolute_path(shown, "out")
+    is_folder = _is_folder(shown, path, max_shard_size is not None or folder is not None)
+    target = _Target(
+        path.rstrip("/") or "/" if is_folder else path,
+        is_folder,
+        bool_argument(force, "force"),
+        parse_size(_MAX_SHARD if max_shard_size is None else max_shard_size, "max_shard_size"),
+        folder,
+        engine,
+        bool_argument(show_progress, "show_progress"),
+    )
+    wanted = None if step is None else step_argument(step)
+    name = path_name(directory, "directory")
+    of_nodes = is_node_directory(name) if local is None else bool_argument(local, "local")
     check_engine(engine)
     require_torch("exporting a checkpoint", "export it where torch is")
-    is_folder = _is_folder(shown, path, max_shard_size is not None or folder is not None)
     with span("checkpoint", "export", path):
-        if is_folder:
-            return _to_folder(directory, path, wanted, key, max_shard_bytes, folder, engine, show_progress)
         from trunkline._checkpoint_tools.source import find_source, open_state
-        from trunkline._export.exported import export_state
-        from trunkline._export.output import check_target
 
-        check_target(path, force)
-        source = find_source(path_name(directory, "directory"))
+        if of_nodes:
+            from trunkline._checkpoint_tools.node_export import export_from_nodes
+
+            return export_from_nodes(name, wanted, key, target)
+        target.check()
+        source = find_source(name)
         _check_outside(path, source)
-        state = open_state(source, step=wanted, key=key, engine=engine)
-        return export_state(state, path, force=force, engine=engine, show_progress=show_progress)
+        return target.write(open_state(source, step=wanted, key=key, engine=engine))
+
+
+@dataclass(frozen=True)
+class _Target:
+    """What is written."""
+
+    path: str
+    is_folder: bool
+    force: bool
+    max_shard_bytes: int
+    from_folder: str | None
+    engine: Engine | None
+    show_progress: bool
+
+    def check(self) -> None:
+        """Raise an error if it cannot be written."""
+        if not self.is_folder:
+            from trunkline._export.output import check_target
+
+            check_target(self.path, self.force)
+            return
+        from trunkline._export.folder import check_folder
+        from trunkline._export.model_folder import files_to_copy
+
+        check_folder(self.path)
+        if self.from_folder is not None:
+            files_to_copy(self.from_folder)  # before the checkpoint is read
+
+    def write(self, state: "LazyState") -> "Exported":
+        """Write a state."""
+        if not self.is_folder:
+            from trunkline._export.exported import export_state
+
+            return export_state(
+                state, self.path, force=self.force, engine=self.engine, show_progress=self.show_progress
+            )
+        from trunkline._export.model_folder import export_folder
+
+        return export_folder(
+            state,
+            self.path,
+            max_shard_bytes=self.max_shard_bytes,
+            from_folder=self.from_folder,
+            engine=self.engine,
+            show_progress=self.show_progress,
+        )
 
 
 def _check_outside(path: str, source: "Source") -> None:
@@ -115,34 +178,3 @@ def _is_folder(shown: str, path: str, has_options: bool) -> bool:
         known = ", ".join((SAFETENSORS_SUFFIX, *PT_SUFFIXES))
         raise ValueError(f"out: {path} must end with one of {known}, or with / for a folder")
     return True
-
-
-def _to_folder(
-    directory: "str | os.PathLike[str]",
-    path: str,
-    step: int | None,
-    key: str | None,
-    max_shard_bytes: int,
-    from_folder: str | None,
-    engine: Engine | None,
-    show_progress: bool,
-) -> "Exported":
-    from trunkline._checkpoint_tools.source import find_source, open_state
-    from trunkline._export.folder import check_folder
-    from trunkline._export.model_folder import export_folder, files_to_copy
-
-    path = path.rstrip("/") or "/"
-    check_folder(path)
-    if from_folder is not None:
-        files_to_copy(from_folder)  # before the checkpoint is read
-    source = find_source(path_name(directory, "directory"))
-    _check_outside(path, source)
-    state = open_state(source, step=step, key=key, engine=engine)
-    return export_folder(
-        state,
-        path,
-        max_shard_bytes=max_shard_bytes,
-        from_folder=from_folder,
-        engine=engine,
-        show_progress=show_progress,
-    )

@@ -4,8 +4,10 @@ import argparse
 from typing import Any, NoReturn
 
 from trunkline._checkpoint_tools.node_directory import NodeShares
+from trunkline._checkpoint_tools.torchrun import joined_ranks
 from trunkline._command import Parser
 from trunkline._errors import Unsupported
+from trunkline._formats.node_names import ALL_NODES
 from trunkline._sizes import size
 
 
@@ -20,7 +22,11 @@ def make_parser() -> Parser:
         command.set_defaults(run=act)
     for name in ("show", "verify"):
         commands.choices[name].add_argument("--step", type=int, metavar="N", help="number of a step")
-    commands.choices["verify"].add_argument("--all", action="store_true", help="verify every step")
+    verify = commands.choices["verify"]
+    verify.add_argument("--all", action="store_true", help="verify every step")
+    verify.add_argument(
+        ALL_NODES, action="store_true", help="verify on all nodes at once; start it with torchrun on each"
+    )
     for option in ("--dry-run", "--orphaned"):
         commands.choices["gc"].add_argument(option, action="store_true", help="no effect")
     return parser
@@ -75,9 +81,11 @@ def _show(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     return _document(options, found), "\n".join(lines)
 
 
-def _verify(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+def _verify(options: argparse.Namespace) -> tuple[dict[str, Any], str | None]:
     if options.all and options.step is not None:
         raise ValueError("--step and --all cannot be combined")
+    if options.all_nodes:
+        return _verify_all_nodes(options)
     results = NodeShares(options.directory).verified(options.step, options.all)
     lines = []
     for each in results:
@@ -89,6 +97,44 @@ def _verify(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     ok = bool(results) and all(each["ok"] for each in results)
     text = "\n".join(lines or [f"{options.directory} has no checkpoints"])
     return _document(options, {"ok": ok, "checkpoints": results}), text
+
+
+def _verify_all_nodes(options: argparse.Namespace) -> tuple[dict[str, Any], str | None]:
+    from trunkline.checkpoint.directory.local_checkpointer import LocalCheckpointer
+
+    with joined_ranks() as rank:
+        checkpointer = LocalCheckpointer(options.directory, keep=None)
+        found = checkpointer.verify_all_nodes(options.step, options.all)
+    document = _document(options, found)
+    if rank > 0:
+        return document, None
+    lines = []
+    for each in found["checkpoints"]:
+        lines += _lines_of_verified(each)
+    lines += [f"node {each['node']}: {each['error']['message']}" for each in found["problems"]]
+    return document, "\n".join(lines or [f"{options.directory} has no checkpoints on any node"])
+
+
+def _lines_of_verified(save: dict[str, Any]) -> list[str]:
+    if "removed" in save:
+        return [f"step {save['step']}: not verified, it was removed meanwhile"]
+    nodes = save["nodes"]
+    nbytes = size(sum(each["bytes"] for each in nodes))
+    if save["ok"]:
+        return [
+            f"step {save['step']}: verified, {nbytes} on {len(nodes)} node{'' if len(nodes) == 1 else 's'}"
+        ]
+    if save["lost_shares"]:
+        verdict = f"no node has an intact share of {', '.join(save['lost_shares'])}: it cannot be loaded"
+    else:
+        verdict = "each share is intact on some node, so it can be loaded"
+    lines = [f"step {save['step']}: damaged or incomplete, {nbytes} verified. {verdict}"]
+    for each in nodes:
+        problems = [found["message"] for found in each["mismatches"]]
+        problems += [each["error"]["message"]] if "error" in each else []
+        problems += [] if each["is_here"] else ["is not here, or has lost its share"]
+        lines += [f"  node {each['node']}: {text}" for text in problems]
+    return lines
 
 
 def _gc(options: argparse.Namespace) -> NoReturn:

@@ -6,6 +6,8 @@ RECORD = "trunkline-node.json"
 LOCK = "trunkline-node.lock"
 SAVES = "saves"
 
+ALL_NODES = "--all-nodes"  # the option for a command that one process on each node runs together
+
 
 def is_node_directory(path: str) -> bool:
     """Whether a directory is that of a node, also if it has lost its record."""

@@ -11,6 +11,7 @@ struct CheckpointArguments {
   std::string directory;
   std::optional<std::uint64_t> step;  // default: the latest
   bool all = false;
+  bool all_nodes = false;
   bool dry_run = false;
   bool orphaned = false;
   bool json = false;

@@ -51,6 +51,8 @@ void add_checkpoint(CLI::App& app, std::function<int()>& chosen) {
       "verify", "Read a checkpoint, or all, and compare every byte with its checksum", verify_checkpoints);
   CLI::Option* const step = add_step(*verify, arguments, "Step to verify (default: the latest)");
   verify->add_flag("--all", arguments->all, "Verify every step")->excludes(step);
+  verify->add_flag("--all-nodes", arguments->all_nodes,
+                   "Verify what all nodes have that saved with local=True: start it with torchrun on each");
   CLI::App* const collect =
       add("gc", "Remove what interrupted saves and removals have left behind; never a checkpoint",
           collect_debris);

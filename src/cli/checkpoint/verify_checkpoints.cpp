@@ -129,6 +129,12 @@ Result<std::vector<std::uint64_t>> steps_to_verify(const checkpoint::Store& stor
 }  // namespace
 
 int verify_checkpoints(const CheckpointArguments& arguments) {
+  if (arguments.all_nodes) {
+    return fail(arguments, "verify",
+                make_error(ErrorKind::unsupported,
+                           "--all-nodes requires the Python package: run the trunkline "
+                           "command that it installs"));
+  }
   const auto store = open_store(arguments);
   if (!store) return fail(arguments, "verify", store.error());
   const auto steps = steps_to_verify(**store, arguments);

@@ -2,9 +2,9 @@
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, SupportsIndex, cast
+from typing import Any, Literal, SupportsIndex, TypeVar, cast
 
 from trunkline._arguments import bool_argument, count_argument, step_argument
 from trunkline._core import Engine
@@ -17,9 +17,11 @@ from trunkline._warnings import caller, warn_without_failing
 from trunkline.checkpoint.directory.arguments import checked_options, names_of, ranks_of
 from trunkline.checkpoint.directory.checkpointer import Checkpointer, register
 from trunkline.checkpoint.directory.local_delete import delete
-from trunkline.checkpoint.directory.local_load import Listed, LocalLoading
+from trunkline.checkpoint.directory.local_export import Check, Write, export
+from trunkline.checkpoint.directory.local_load import Listed, LocalLoading, OnProgress
 from trunkline.checkpoint.directory.local_refill import restore_copies
 from trunkline.checkpoint.directory.local_save import LocalContext, LocalSave
+from trunkline.checkpoint.directory.local_verify import verify
 from trunkline.checkpoint.directory.part import Wanted
 from trunkline.checkpoint.directory.step_save import StepSave
 from trunkline.checkpoint.directory.turn import Turn
@@ -30,6 +32,8 @@ from trunkline.checkpoint.ranks.group import Exchange, GroupRanks, rank_error
 from trunkline.checkpoint.retention import KeepBest
 from trunkline.checkpoint.save import SaveHandle
 from trunkline.checkpoint.tiers.tiers import Tiers
+
+_T = TypeVar("_T")
 
 # Options of Checkpointer that have no meaning here yet, and their defaults.
 _UNSUPPORTED = {
@@ -229,12 +233,16 @@ class LocalCheckpointer(Checkpointer):
         return self._rules_with_best().best_of(self._listed("best()").saves)
 
     def _listed(self, call: str) -> Listed:
+        return self._collective(call, lambda: self._local.listed(call))
+
+    def _collective(self, call: str, work: Callable[[], _T]) -> _T:
+        """Return work(), the collective call of all ranks that `call` names."""
         self._turn.check(call.partition("(")[0], self._absolute)
         self._wait_for_saves()
         with self._turn.lock:
             self._turn.begin(call)
             try:
-                return self._local.listed(call)
+                return work()
             finally:
                 self._turn.end()
 
@@ -259,6 +267,16 @@ class LocalCheckpointer(Checkpointer):
                         None, f"step {entry.step} is damaged: {found[0]['message']}", found[0]["path"]
                     )
 
+    def verify_all_nodes(self, step: int | None, every: bool) -> dict[str, Any]:
+        """Verify what all nodes have, as local_verify.verify(). Collective."""
+        return self._collective("verify()", lambda: verify(self._context, step, every))
+
+    def export(self, step: int | None, check: Check, write: Write, on_progress: OnProgress) -> dict[str, Any]:
+        """Write a step on rank 0, as local_export.export(). Collective."""
+        return self._collective(
+            "export()", lambda: export(self._context, self._local, step, check, write, on_progress)
+        )
+
     def restore_copies(self) -> list[int]:
         """As Checkpointer.restore_copies()."""
         self._turn.check("restore_copies", self._absolute)
@@ -281,14 +299,7 @@ class LocalCheckpointer(Checkpointer):
         with EBUSY while another process saves there. Waits for running saves.
         """
         chosen = step_argument(step)
-        self._turn.check("delete", self._absolute)
-        self._wait_for_saves()
-        with self._turn.lock:
-            self._turn.begin("delete()")
-            try:
-                delete(self._context, chosen)
-            finally:
-                self._turn.end()
+        self._collective("delete()", lambda: delete(self._context, chosen))
 
     def open_tensors(
         self,

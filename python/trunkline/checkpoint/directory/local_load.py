@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from datetime import timedelta
 from itertools import chain
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from trunkline._core import CheckpointStore, GcPause, crc32c
 from trunkline._errors import Corrupt, Error, Format, exception_of
@@ -68,6 +68,14 @@ class _Whole(NamedTuple):
     def tensors(self) -> list[tuple[str, str, tuple[int, ...], int]]:
         """Return name, dtype, shape and bytes of each tensor."""
         return self.described
+
+
+# Called with the bytes of the step that this rank has got since the last call, and with those of all of it.
+OnProgress: TypeAlias = Callable[[int, int], None]
+
+
+def no_progress(nbytes: int, total: int) -> None:
+    """Show nothing."""
 
 
 class _Slice(NamedTuple):
@@ -136,32 +144,15 @@ class LocalLoading:
         context = self._context
         plans: list[LoadPlan] = []  # on rank 0
         try:
-            found = combine(
-                exchange,
-                "entries",
-                self._entries(lock=True),
-                lambda offered: context.planned(offered, lambda found: self._plan(found, step, plans)),
-                _BUT,
-            )
+            found = self._found(exchange, step, plans, lock=True)
         except BaseException:
             if context.node is not None:
                 context.node.unlock_again()
             raise
-        what = f"loading from {context.directory}"
-        if "problem" in found:
-            raise refusal(context, found["problem"], what)
-        if "nothing" in found:
-            raise exception_of(
-                "system", 2, f"{context.directory} has no checkpoint yet, on any node", context.directory
-            )
-        for text in found["warnings"]:
-            warn_without_failing(text, caller())
-        save = entry_of(found["save"])
+        save = self._chosen(found)
         if context.ranks.size > 1:
             context.begin_load(save.step)
-        there = found["there"]
-        whole = self.whole_of(exchange, save, list(chain(*there.values())))
-        state = self._read(exchange, save, whole, there, into, wanted)
+        state = self._read_save(exchange, save, found["there"], into, wanted)
         if found["is_latest"]:
             context.run = Run.of(self._commit(exchange, plans, found["counting"]))
         else:
@@ -174,7 +165,45 @@ class LocalLoading:
         _log.info("%s: step %d is loaded", context.directory, save.step)
         return save.step, state
 
+    def read(self, exchange: Exchange | None, step: int | None, on_progress: OnProgress) -> tuple[int, Any]:
+        """Return a step (None: the latest) and its state; nothing is locked or changed to go on from it.
+
+        Collective, in an exchange that has begun.
+        """
+        found = self._found(exchange, step, [], lock=False)
+        save = self._chosen(found)
+        wanted = Wanted(CPU, True, None)
+        return save.step, self._read_save(exchange, save, found["there"], None, wanted, on_progress)
+
     # The agreement--------------------------------------------------
+
+    def _found(
+        self, exchange: Exchange | None, step: int | None, plans: list[LoadPlan], *, lock: bool
+    ) -> dict[str, Any]:
+        """Return what can be loaded of a step, and where it is, as _plan() has it; or why nothing can."""
+        context = self._context
+        found: dict[str, Any] = combine(
+            exchange,
+            "entries",
+            self._entries(lock=lock),
+            lambda offered: context.planned(offered, lambda found: self._plan(found, step, plans)),
+            _BUT,
+        )
+        return found
+
+    def _chosen(self, found: dict[str, Any]) -> Entry:
+        """Return the save to load, with warnings of what the nodes lack. Raises why there is none."""
+        context = self._context
+        what = f"loading from {context.directory}"
+        if "problem" in found:
+            raise refusal(context, found["problem"], what)
+        if "nothing" in found:
+            raise exception_of(
+                "system", 2, f"{context.directory} has no checkpoint yet, on any node", context.directory
+            )
+        for text in found["warnings"]:
+            warn_without_failing(text, caller())
+        return entry_of(found["save"])
 
     def _entries(self, *, lock: bool) -> Any:
         """Return what this node has, on its first rank."""
@@ -286,16 +315,17 @@ class LocalLoading:
 
     # The bytes------------------------------------------------------
 
-    def _read(
+    def _read_save(
         self,
         exchange: Exchange | None,
         save: Entry,
-        whole: Mapping[str, Any],
         there: Mapping[str, list[int]],
         into: Any,
         wanted: Wanted,
+        on_progress: OnProgress = no_progress,
     ) -> Any:
         """Return the state, or `into` filled with it. there: which nodes have it, as LoadPlan.places."""
+        whole = self.whole_of(exchange, save, list(chain(*there.values())))
         where = f"step {save.step} of {self._context.directory}"
         unknown = set(whole["features"]) - {VIEWS, METRICS}
         if unknown:
@@ -317,7 +347,7 @@ class LocalLoading:
         # A rank that cannot take the state has raised; the others must not wait for it in the process group.
         combine(exchange, "ready", None, lambda _: None, _BUT)
         with nullcontext() if into is None else partly_filled("`into`", ""):
-            self._fill(exchange, save, whole, there, memory, verify=bool(wanted.verify))
+            self._fill(exchange, save, whole, there, memory, on_progress, verify=bool(wanted.verify))
             for (name, _, _, _), filled in zip(about.described, memory, strict=True):
                 if name in tensors and not _is_in_place(tensors[name]):
                     bytes_of(tensors[name]).copy_(filled)
@@ -336,6 +366,7 @@ class LocalLoading:
         whole: Mapping[str, Any],
         there: Mapping[str, list[int]],
         memory: list[torch.Tensor],
+        on_progress: OnProgress,
         *,
         verify: bool,
     ) -> None:
@@ -380,7 +411,7 @@ class LocalLoading:
         seconds = self._context.ranks.timeout
         ranks = ReadingRanks(self._group(), None if seconds is None else timedelta(seconds=seconds))
         try:
-            _distribute(ranks, slices, memory)
+            _distribute(ranks, slices, memory, on_progress)
         finally:
             ranks.close()
 
@@ -500,8 +531,11 @@ def agree(ranks: Any, error: Exception | None) -> None:
         raise rank_error(rank, f"rank {rank} failed to read its part: {text}")
 
 
-def _distribute(ranks: Any, slices: list[_Slice], memory: list[torch.Tensor]) -> None:
+def _distribute(
+    ranks: Any, slices: list[_Slice], memory: list[torch.Tensor], on_progress: OnProgress
+) -> None:
     """Let all ranks have what each has read, and compare the checksums of what they get."""
+    total = sum(tensor.numel() for tensor in memory)
     for first in range(0, len(slices), _ROUND_SLICES):
         sends: list[tuple[torch.Tensor, int]] = []
         receives: list[tuple[torch.Tensor, int]] = []
@@ -524,3 +558,4 @@ def _distribute(ranks: Any, slices: list[_Slice], memory: list[torch.Tensor]) ->
         agree(
             ranks, Error(None, f"bytes from rank {batch[wrong[0]].reader} arrived damaged") if wrong else None
         )
+        on_progress(sum(view.numel() for view in views), total)

@@ -106,6 +106,8 @@ def refusal(context: LocalContext, problem: Mapping[str, str], doing: str) -> Ex
         return Unsupported(None, text, context.directory)
     if problem["kind"] == "damaged":
         return Corrupt(None, text, context.directory)
+    if problem["kind"] == "incomplete" and context.ranks.size == 1:
+        text += ". This process is alone: start one on each node, with torchrun"
     return Error(None, text, context.directory)
 
 

@@ -392,6 +392,24 @@ def plan_removal(found: Sequence[Inventory], step: int) -> list[str]:
     return sorted(gone | {each.id for each in every if each.base in gone})
 
 
+def saves_to_verify(found: Sequence[Inventory], step: int | None, every: bool) -> list[Entry]:
+    """Return the saves of a step (None: the last that was saved), or all, in the order of their numbers.
+
+    Raises Refused if no node has any of such a step.
+    """
+    saves = {each.id: each for inventory in found for each in inventory.prepared if each.base is None}
+    ordered = sorted(saves.values(), key=lambda each: (each.number, each.id))
+    if every:
+        return ordered
+    chosen = [each for each in ordered if step in (None, each.step)][-1:]
+    if not chosen and step is not None:
+        steps = ", ".join(sorted({str(each.step) for each in ordered}, key=int))
+        raise Refused(
+            "missing", f"no node has a share of step {step}{f'; there are those of {steps}' if steps else ''}"
+        )
+    return chosen
+
+
 def abandoned_steps(found: Sequence[Inventory]) -> list[tuple[int, str]]:
     """Return the steps, with their nodes, of saves that a run has left behind without knowing them."""
     decision = decide(each for each in found if each.node)

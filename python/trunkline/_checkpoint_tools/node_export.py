@@ -1,0 +1,63 @@
+"""Exports a step whose bytes are on the disks of several nodes (Checkpointer with local=True)."""
+
+from pathlib import Path
+from typing import Any, Protocol
+
+from trunkline._export.exported import Exported
+from trunkline._export.lazy_state import LazyState, at_key
+from trunkline._export.placeholders import Placeholders
+from trunkline._progress import Progress
+from trunkline.checkpoint.directory.local_checkpointer import LocalCheckpointer
+from trunkline.checkpoint.state.tree import flatten
+
+
+class Target(Protocol):
+    """What is written."""
+
+    @property
+    def path(self) -> str:
+        """Its path."""
+
+    @property
+    def show_progress(self) -> bool:
+        """Whether to show on the terminal how far it is."""
+
+    def check(self) -> None:
+        """Raise an error if it cannot be written."""
+
+    def write(self, state: LazyState) -> Exported:
+        """Write a state."""
+
+
+def export_from_nodes(directory: str, step: int | None, key: str | None, target: Target) -> Exported:
+    """Write a step (None: the latest), or the part of it below `key`, on rank 0. Collective."""
+    shown: list[Progress] = []
+
+    def check() -> None:
+        node = Path(directory).resolve()
+        if Path(target.path).resolve().is_relative_to(node):
+            raise ValueError(f"out: {target.path} is in the directory of a node; name a path outside of it")
+        target.check()
+
+    def advance(nbytes: int, total: int) -> None:
+        if not target.show_progress:
+            return
+        if not shown:
+            shown.append(Progress(f"reading {directory} of all nodes", total))
+        shown[0].add(nbytes)
+
+    def write(number: int, value: Any) -> dict[str, Any]:
+        for each in shown:
+            each.close()
+        source = f"step {number} of {directory} of all nodes"
+        state = LazyState(at_key(value, key, source), Placeholders([]), [], [], source, number)
+        done = target.write(state)
+        done.tensors = done.tensors or len(flatten(state.value)[1])  # .pt: none is in a file yet
+        return done.document()
+
+    checkpointer = LocalCheckpointer(directory, keep=None)
+    try:
+        return Exported(**checkpointer.export(step, check, write, advance))
+    finally:
+        for each in shown:
+            each.close()
