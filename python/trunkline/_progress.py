@@ -2,6 +2,8 @@
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal, Protocol
 
 _DELAY_SECONDS = 2.0
@@ -65,6 +67,26 @@ class Progress:
         """Remove the line."""
         if self._visible:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def progress_to(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Give a function that shows how many bytes are done, of how many; it is called with both."""
+    shown: list[Progress] = []
+    done = 0
+
+    def show(so_far: int, total: int) -> None:
+        nonlocal done
+        if not shown:
+            shown.append(Progress(what, total))
+        shown[0].add(so_far - done)
+        done = so_far
+
+    try:
+        yield show
+    finally:
+        for each in shown:
+            each.close()
 
 
 def is_on_terminal() -> bool:

@@ -12,6 +12,7 @@ from trunkline._core import CheckpointManifest, CheckpointStore
 from trunkline._errors import Corrupt, Error, Format, exception_of
 from trunkline._formats.checkpoint_names import step_name
 from trunkline._paths import file_size
+from trunkline._progress import progress_to
 from trunkline.checkpoint.nodes.agreement import Entry
 from trunkline.checkpoint.nodes.copies import keepers_of
 from trunkline.checkpoint.nodes.node_directory import NodeDirectory, share_of
@@ -84,7 +85,8 @@ class NodeShares:
         return results
 
     def _verified(self, entry: Entry) -> dict[str, Any]:
-        found = self._store.verify(entry.number)
+        with progress_to(f"verifying step {entry.step}") as show:
+            found = self._store.verify(entry.number, progress=show)
         about = {"step": entry.step, "entry": entry.number, "ok": not found["mismatches"]}
         return {**about, "bytes": found["bytes"], "mismatches": found["mismatches"]}
 

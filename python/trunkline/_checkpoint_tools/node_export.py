@@ -6,8 +6,9 @@ from typing import Any, Protocol
 from trunkline._export.exported import Exported
 from trunkline._export.lazy_state import LazyState, at_key
 from trunkline._export.placeholders import Placeholders
-from trunkline._progress import Progress
+from trunkline._progress import progress_to
 from trunkline.checkpoint.directory.local_checkpointer import LocalCheckpointer
+from trunkline.checkpoint.directory.local_load import no_progress
 from trunkline.checkpoint.state.tree import flatten
 
 
@@ -31,7 +32,6 @@ class Target(Protocol):
 
 def export_from_nodes(directory: str, step: int | None, key: str | None, target: Target) -> Exported:
     """Write a step (None: the latest), or the part of it below `key`, on rank 0. Collective."""
-    shown: list[Progress] = []
 
     def check() -> None:
         node = Path(directory).resolve()
@@ -39,16 +39,7 @@ def export_from_nodes(directory: str, step: int | None, key: str | None, target:
             raise ValueError(f"out: {target.path} is in the directory of a node; name a path outside of it")
         target.check()
 
-    def advance(nbytes: int, total: int) -> None:
-        if not target.show_progress:
-            return
-        if not shown:
-            shown.append(Progress(f"reading {directory} of all nodes", total))
-        shown[0].add(nbytes)
-
     def write(number: int, value: Any) -> dict[str, Any]:
-        for each in shown:
-            each.close()
         source = f"step {number} of {directory} of all nodes"
         state = LazyState(at_key(value, key, source), Placeholders([]), [], [], source, number)
         done = target.write(state)
@@ -56,8 +47,6 @@ def export_from_nodes(directory: str, step: int | None, key: str | None, target:
         return done.document()
 
     checkpointer = LocalCheckpointer(directory, keep=None)
-    try:
-        return Exported(**checkpointer.export(step, check, write, advance))
-    finally:
-        for each in shown:
-            each.close()
+    with progress_to(f"reading {directory} of all nodes") as show:
+        done = checkpointer.export(step, check, write, show if target.show_progress else no_progress)
+    return Exported(**done)

@@ -70,7 +70,7 @@ class _Whole(NamedTuple):
         return self.described
 
 
-# Called with the bytes of the step that this rank has got since the last call, and with those of all of it.
+# Called with how many bytes of the step this rank has got so far, and of how many.
 OnProgress: TypeAlias = Callable[[int, int], None]
 
 
@@ -535,7 +535,7 @@ def _distribute(
     ranks: Any, slices: list[_Slice], memory: list[torch.Tensor], on_progress: OnProgress
 ) -> None:
     """Let all ranks have what each has read, and compare the checksums of what they get."""
-    total = sum(tensor.numel() for tensor in memory)
+    done, total = 0, sum(tensor.numel() for tensor in memory)
     for first in range(0, len(slices), _ROUND_SLICES):
         sends: list[tuple[torch.Tensor, int]] = []
         receives: list[tuple[torch.Tensor, int]] = []
@@ -558,4 +558,5 @@ def _distribute(
         agree(
             ranks, Error(None, f"bytes from rank {batch[wrong[0]].reader} arrived damaged") if wrong else None
         )
-        on_progress(sum(view.numel() for view in views), total)
+        done += sum(view.numel() for view in views)
+        on_progress(done, total)

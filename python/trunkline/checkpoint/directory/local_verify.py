@@ -7,6 +7,7 @@ from typing import Any
 from trunkline._cli_errors import described
 from trunkline._errors import Error
 from trunkline._formats.checkpoint_names import step_name
+from trunkline._progress import progress_to
 from trunkline.checkpoint.directory.local_save import LocalContext, refusal
 from trunkline.checkpoint.nodes.agreement import Entry
 from trunkline.checkpoint.nodes.copies import shares_of
@@ -36,7 +37,8 @@ def verify(context: LocalContext, step: int | None, every: bool) -> dict[str, An
         found = combine(exchange, "entries", offered, plan, _BUT)
         if "problem" in found:
             raise refusal(context, found["problem"], "verify")
-        own = None if node is None else _verified_here(node, found["saves"], step)
+        is_first = context.ranks.rank == 0
+        own = None if node is None else _verified_here(node, found["saves"], step, is_first)
         # A rank may verify for as long as it is alive.
         return dict(
             combine(exchange, "verified", own, lambda values: _merged(context.of_nodes(values)), _BUT)
@@ -45,7 +47,9 @@ def verify(context: LocalContext, step: int | None, every: bool) -> dict[str, An
     return dict(context.together("verify", _BUT, work))
 
 
-def _verified_here(node: NodeDirectory, ids: Collection[str], step: int | None) -> dict[str, Any]:
+def _verified_here(
+    node: NodeDirectory, ids: Collection[str], step: int | None, shows_progress: bool
+) -> dict[str, Any]:
     """Return what a node has of these saves, and what else is wrong with what it has."""
     inventory = node.inventory()
     problems = []
@@ -66,7 +70,7 @@ def _verified_here(node: NodeDirectory, ids: Collection[str], step: int | None) 
                 "as": inventory.as_node(each),
                 "is_here": True,
                 "node": node.id,
-                **_compared(node, each),
+                **_compared(node, each, shows_progress),
             }
             for each in inventory.prepared
             if each.id in ids
@@ -75,11 +79,12 @@ def _verified_here(node: NodeDirectory, ids: Collection[str], step: int | None) 
     }
 
 
-def _compared(node: NodeDirectory, save: Entry) -> dict[str, Any]:
+def _compared(node: NodeDirectory, save: Entry, shows_progress: bool) -> dict[str, Any]:
     """Compare every byte that a node has of a save with its checksum."""
     failure: dict[str, Any] = {}
     try:
-        found = node.store.verify(save.number)
+        with progress_to(f"verifying step {save.step} on this node") as show:
+            found = node.store.verify(save.number, progress=show if shows_progress else None)
     except Error as error:
         found, failure = {"bytes": 0, "mismatches": []}, {"error": described(error)}
     ok = not found["mismatches"] and not failure
