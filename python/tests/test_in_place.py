@@ -142,10 +142,12 @@ def test_a_pack_that_is_required_needs_room(tmp_path: Path, monkeypatch: pytest.
             call()
         assert e.value.errno == 28  # ENOSPC
         assert type(e.value).__name__ == "Error"
+        assert str(e.value).endswith("or pass pack=False to read the model's files in place")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
     mixture = make_folder(tmp_path / "mixture", "mixtral")
-    with pytest.raises(tl.Error, match="this model cannot be read in place: .* converted"):
+    with pytest.raises(tl.Error, match="this model cannot be read in place: .* converted") as caught:
         in_place(mixture, pack=None)
+    assert "pack=False" not in str(caught.value)
 
 
 def test_the_pack_before_counts_as_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support_models import stock
+from test_in_place import limit_room
 from test_kept_quantised import least, load
 from test_quantised_models import experts_in_fp8, fp8_folder, gpt_oss_folder
 from test_routed_experts import _IMPLEMENTATIONS, decoded, of_experts, several_passes
@@ -18,6 +19,7 @@ from test_streaming import logits
 from transformers.integrations.mxfp4 import dequantize_convertops
 
 import trunkline as tl
+from trunkline._streaming.pack_cache import cached_packs
 from trunkline._streaming.streaming import streaming_of
 from trunkline.transformers import _kept_quantised
 from trunkline.transformers._dequantise import dequantise_mxfp4
@@ -159,6 +161,19 @@ def test_a_pack_is_found_again_and_another_choice_replaces_it(tmp_path: Path) ->
     assert tl.transformers.pack(folder, [pack])["bytes"] > made["bytes"]
     dequantised = tl.transformers.from_pretrained(folder, pack_dir=pack)
     assert torch.equal(logits(dequantised), logits(stock(folder)))
+
+
+def test_packs_in_the_cache_say_what_they_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRUNKLINE_CACHE", str(tmp_path / "cache"))
+    folder = _folder("gpt_oss", tmp_path / "model")
+    for keep in ("quantised", "dequantised"):
+        tl.transformers.pack(folder, keep=keep)
+    assert sorted(each.form for each in cached_packs()) == ["converted", "quantised experts"]
+    limit_room(monkeypatch, 1000)
+    with pytest.raises(
+        tl.Error, match=r'TRUNKLINE_CACHE\); on a CPU, keep="quantised" takes about [\d.e-]+ GB$'
+    ):
+        tl.transformers.pack(folder, [tmp_path / "other"])
 
 
 def test_a_pack_of_other_records_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,6 +106,7 @@ def test_packs_are_listed_and_removed(
     packs = listed(capsys)
     assert {each["model"]: each["directory"] for each in packs} == directories
     assert all(each["dtype"] == "bfloat16" and not each["problem"] for each in packs)
+    assert [each["form"] for each in packs] == ["", ""]
     text = run(capsys, "--list")
     assert all(each["name"] in text and each["model"] in text for each in packs)
     assert re.search(rf" [kM]B in {re.escape(str(cache))}$", text.splitlines()[-1])
@@ -116,6 +117,8 @@ def test_packs_are_listed_and_removed(
     ]
     assert list(cache.iterdir()) == []
     assert "there is no pack nothing: neither in the cache" in run(capsys, "--remove", "nothing", expect=2)
+    for options in (["--remove", "nothing", "--keep", "quantised"], ["--list", "--dtype", "float32"]):
+        assert f"{options[0]} excludes {options[-2]}" in run(capsys, *options, expect=2)
 
 
 def test_packs_elsewhere_are_removed_by_their_directory(

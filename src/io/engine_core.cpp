@@ -165,7 +165,8 @@ Status EngineCore::usable() const {
   if (belongs_to_parent()) {
     return std::unexpected(make_error(ErrorKind::closed,
                                       "this engine belongs to the parent process, and cannot be used after "
-                                      "fork; create one in the child, or use the default engine"));
+                                      "fork; create one in the child, or use the default engine, and load "
+                                      "models that stream their weights in the child"));
   }
   if (queue_.closed()) return std::unexpected(make_error(ErrorKind::closed, "the engine is closed"));
   return {};

@@ -30,6 +30,11 @@ class SourceFile:
     inode: int = 0
 
 
+EXPERTS = (
+    ", experts "  # in Recipe.converter: before the digest of how records of quantised experts are laid out
+)
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Everything else that decides what a pack holds; a pack made by another recipe is replaced."""
@@ -37,6 +42,13 @@ class Recipe:
     config_sha256: str
     dtype: str
     converter: str  # the library that converted the tensors, and its version; "" if none did
+
+    @property
+    def form(self) -> str:
+        """How the pack differs from the files of the model, in words; "" if it has their bytes."""
+        if EXPERTS in self.converter:
+            return "quantised experts"
+        return "converted" if self.converter else ""
 
 
 @dataclass

@@ -58,6 +58,7 @@ class CachedPack:
     dtype: str
     nbytes: int
     problem: str = ""
+    form: str = ""  # as Recipe.form
 
     def document(self) -> dict[str, Any]:
         """Return what `trunkline pack --list --json` prints of it."""
@@ -66,6 +67,7 @@ class CachedPack:
             "directory": str(self.directory),
             "model": self.model,
             "dtype": self.dtype,
+            "form": self.form,
             "bytes": self.nbytes,
             "problem": self.problem,
         }
@@ -95,7 +97,7 @@ def _cached_pack(folder: Path) -> CachedPack | None:
     problem = "" if nbytes == manifest.nbytes else f"{weights.name} is missing or incomplete"
     if not problem and os.path.isabs(manifest.model) and not Path(manifest.model).exists():  # noqa: PTH117
         problem = "its model is gone"
-    return CachedPack(folder, manifest.model, manifest.recipe.dtype, nbytes, problem)
+    return CachedPack(folder, manifest.model, manifest.recipe.dtype, nbytes, problem, manifest.recipe.form)
 
 
 def remove_pack(name_or_path: str) -> list[Path]:

@@ -36,8 +36,11 @@ def rooms_of(location: PackLocation, nbytes: int) -> list[Room]:
     return rooms
 
 
-def check_room(location: PackLocation, nbytes: int, model: str) -> list[Room]:
-    """Return rooms_of(). Raises Error with ENOSPC where a filesystem has too little free space."""
+def check_room(location: PackLocation, nbytes: int, model: str, instead: str) -> list[Room]:
+    """Return rooms_of(). Raises Error with ENOSPC where a filesystem has too little free space.
+
+    instead: what else than to choose another directory can be done, as the end of a sentence; may be empty.
+    """
     rooms = rooms_of(location, nbytes)
     for room in rooms:
         if room.needed > room.free:
@@ -46,8 +49,8 @@ def check_room(location: PackLocation, nbytes: int, model: str) -> list[Room]:
                 errno.ENOSPC,
                 f"cannot make a pack of {model}: it needs {room.needed} bytes ({room.needed / 1e9:.3g} GB) "
                 f"in {where}, where {room.free} bytes ({room.free / 1e9:.3g} GB) are free; choose another "
-                "directory (pack_dir, OUT of `trunkline pack`, or the environment variable TRUNKLINE_CACHE), "
-                "or pass pack=False to read the model's files in place",
+                "directory (pack_dir, OUT of `trunkline pack`, or the environment variable TRUNKLINE_CACHE)"
+                f"{instead}",
                 str(room.directories[0]),
             )
     return rooms

@@ -187,8 +187,16 @@ def _pack_command(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         if options.model is None:
             raise ValueError("MODEL is required; see trunkline pack --help")
         return _pack(options)
-    if options.model is not None:
-        raise ValueError(f"{'--list' if options.list else '--remove'} excludes MODEL")
+    about_a_model = {
+        "MODEL": options.model,
+        "--dtype": options.dtype,
+        "--revision": options.revision,
+        "--text-only": options.text_only,
+        "--keep": options.keep != "dequantised",
+    }
+    for name, given in about_a_model.items():
+        if given:
+            raise ValueError(f"{'--list' if options.list else '--remove'} excludes {name}")
     return _list_packs() if options.list else _remove_pack(options.remove)
 
 
@@ -224,7 +232,7 @@ def _list_packs() -> tuple[dict[str, Any], str]:
     width = max(len(each.directory.name) for each in packs)
     lines = [
         f"{each.directory.name:<{width}}{_gb(each.nbytes):>12}  {each.dtype:<9} {each.model}"
-        f"{f'  ({each.problem})' if each.problem else ''}".rstrip()
+        f"{f', {each.form}' if each.form else ''}{f'  ({each.problem})' if each.problem else ''}".rstrip()
         for each in packs
     ]
     return document, "\n".join([*lines, f"{_gb(document['bytes'])} in {packs_directory()}"])

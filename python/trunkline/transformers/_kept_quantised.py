@@ -9,6 +9,7 @@ import torch
 
 from trunkline._errors import Unsupported
 from trunkline._streaming.layers import QuantisedWeight, Unit
+from trunkline._streaming.manifest import EXPERTS
 from trunkline._streaming.stored import FileTensor
 from trunkline.transformers._dequantise import Dequantise
 from trunkline.transformers._expert_records import ExpertRecords, parts_of
@@ -79,7 +80,7 @@ def keep_experts(
             del weights.computed[weight.path]
     if made:
         layouts = "\n".join(each.layout for each in made.values())
-        weights.converter += f", experts {hashlib.sha256(layouts.encode()).hexdigest()[:_DIGITS]}"
+        weights.converter += f"{EXPERTS}{hashlib.sha256(layouts.encode()).hexdigest()[:_DIGITS]}"
     return made
 
 

@@ -177,7 +177,8 @@ def opened(
         return found, files, False
     before_making()
     nbytes = layout_of(checkpoint).nbytes
-    _announce(location, checkpoint, nbytes, check_room(location, nbytes, checkpoint.name))
+    rooms = check_room(location, nbytes, checkpoint.name, _instead_of_packing(checkpoint))
+    _announce(location, checkpoint, nbytes, rooms)
     try:
         with location.lock():
             # Another process may have made it meanwhile. If not, comparing the files again is not needed.
@@ -202,9 +203,22 @@ def _announce(location: PackLocation, checkpoint: Checkpoint, nbytes: int, rooms
         f"{location.display_name} ({free} free)"
     )
     if checkpoint.is_dequantised:
-        stored = sum(each.nbytes for each in checkpoint.tensors.values())
-        text += f'; on a CPU, keep="quantised" takes about {stored / 1e9:.3g} GB, and reads less in each pass'
+        text += f"; on a CPU, {_about_keeping(checkpoint)}, and reads less in each pass"
     announce(text, _log)
+
+
+def _about_keeping(checkpoint: Checkpoint) -> str:
+    stored = sum(each.nbytes for each in checkpoint.tensors.values())
+    return f'keep="quantised" takes about {stored / 1e9:.3g} GB'
+
+
+def _instead_of_packing(checkpoint: Checkpoint) -> str:
+    """Return what else to do where a pack has no room, for check_room()."""
+    if checkpoint.why_not_in_place() is None:
+        return ", or pass pack=False to read the model's files in place"
+    if checkpoint.is_dequantised:
+        return f"; on a CPU, {_about_keeping(checkpoint)}"
+    return ""
 
 
 def _log_reuse(location: PackLocation, found: Manifest) -> None:
