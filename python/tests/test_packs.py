@@ -126,6 +126,17 @@ def test_striped_files_of_others_are_never_replaced(folder: Path, disks: list[Pa
     assert is_right(folder, [a, b])
 
 
+def test_a_directory_that_has_lost_its_part_of_a_pack_is_named(folder: Path, disks: list[Path]) -> None:
+    a, b, _ = disks
+    assert made(folder, [a, b])
+    for each in b.iterdir():
+        each.unlink()
+    with pytest.raises(
+        FileExistsError, match=f"several directories, of which {b} has no part: that is another"
+    ):
+        made(folder, [a, b])
+
+
 def test_a_directory_holds_one_pack_however_it_is_combined(
     folder: Path, disks: list[Path], tmp_path: Path
 ) -> None:

@@ -214,7 +214,16 @@ class PackLocation:
             if not os.path.lexists(member):
                 continue
             if described and not complete:
-                raise _conflict(member, "is part of a file striped over other directories")
+                lacking = ", ".join(
+                    str(directory)
+                    for directory, there in zip(self.directories, present, strict=True)
+                    if not there
+                )
+                raise _conflict(
+                    member,
+                    f"is part of a file striped over several directories, of which {lacking} has no part: "
+                    "that is another directory, or has lost its part",
+                )
             if not complete or not (is_pack or _is_empty(member)) or _is_one_of(member, headers):
                 raise _conflict(member, "exists and is not part of a pack")
 
