@@ -303,3 +303,16 @@ def test_mxfp4_is_what_transformers_computes(dtype: torch.dtype, rows: int, grou
         expected = dequantize_convertops(blocks[None], scales[None], dtype)[0]
         assert torch.equal(found.isnan(), expected.isnan())
         assert torch.equal(found.nan_to_num(0.5, 7, -7), expected.nan_to_num(0.5, 7, -7))
+
+
+@pytest.mark.parametrize("keep", ["quantised", "dequantised"])
+def test_saving_is_refused_before_the_config_is_written(keep: str, tmp_path: Path) -> None:
+    """Without its quantization_config, transformers would take the stored bytes for weights."""
+    folder = _folder("qwen3_moe", tmp_path / "model")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    model = tl.transformers.from_pretrained(folder, keep=keep, pack_dir=tmp_path / "pack")
+    for target in (folder, tmp_path / "new"):
+        with pytest.raises(tl.Unsupported, match="has no state_dict, and cannot be saved"):
+            model.save_pretrained(target)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert not (tmp_path / "new").exists()

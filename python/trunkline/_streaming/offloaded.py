@@ -78,11 +78,16 @@ class StateGuard(NotCopied):
         """
         if prefix and any(parameter not in self._own for parameter in module.parameters()):
             return
-        raise Unsupported(
-            None,
-            "a model whose weights are streamed has no state_dict, and cannot be saved; its weights are in "
-            "its folder: load that with transformers",
-        )
+        raise cannot_save()
+
+
+def cannot_save() -> Unsupported:
+    """Make the error for saving a model whose weights are streamed."""
+    return Unsupported(
+        None,
+        "a model whose weights are streamed has no state_dict, and cannot be saved; its weights are in "
+        "its folder: load that with transformers",
+    )
 
 
 class OffloadedWeight(nn.Parameter):

@@ -29,7 +29,7 @@ from trunkline._streaming.layers import find_layers
 from trunkline._streaming.location import PackLocation
 from trunkline._streaming.manifest import SourceFile
 from trunkline._streaming.memory import machine_memory
-from trunkline._streaming.offloaded import OffloadedWeight, StateGuard
+from trunkline._streaming.offloaded import OffloadedWeight, StateGuard, cannot_save
 from trunkline._streaming.scratch import Scratch
 from trunkline._streaming.stored import FileTensor
 from trunkline._streaming.streaming import Streaming, streaming_of
@@ -340,6 +340,7 @@ def _reject_saving_and_conversion(model: Any) -> None:
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             StateGuard(module, own)
+            _reject_saving(module)
     absent = next((each for each in model.parameters() if isinstance(each, OffloadedWeight)), None)
     if absent is None:
         return
@@ -351,6 +352,24 @@ def _reject_saving_and_conversion(model: Any) -> None:
         return convert(this(), conversion, *options, **others)
 
     model._apply = checked
+
+
+def _reject_saving(model: Any) -> None:
+    """Make save_pretrained() fail at its beginning, unless it is given the state.
+
+    It writes config.json before it asks for the state. That of a quantised model no longer says that it is
+    quantised: written into the folder of the model, it would make transformers take the weights for others.
+    """
+    save, this = type(model).save_pretrained, weakref.ref(model)
+
+    def checked(
+        save_directory: Any, is_main_process: bool = True, state_dict: Any = None, **options: Any
+    ) -> Any:
+        if state_dict is None:
+            raise cannot_save()
+        return save(this(), save_directory, is_main_process, state_dict, **options)
+
+    model.save_pretrained = checked
 
 
 def _by_name(tensors: Sequence[FileTensor]) -> dict[str, FileTensor]:
