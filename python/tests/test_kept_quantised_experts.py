@@ -316,3 +316,14 @@ def test_saving_is_refused_before_the_config_is_written(keep: str, tmp_path: Pat
             model.save_pretrained(target)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("keep", ["quantised", "dequantised"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_tied_head_has_the_dtype_of_the_embedding(keep: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Which transformers keeps as it is stored, where the model is quantised."""
+    folder = experts_in_fp8(tmp_path / "model", "qwen3_moe", tie_word_embeddings=True)
+    model = tl.transformers.from_pretrained(folder, keep=keep, dtype=dtype, pack_dir=tmp_path / "pack")
+    expected = stock(folder, dtype=dtype)
+    assert model.lm_head.weight.dtype == expected.lm_head.weight.dtype == torch.bfloat16
+    assert torch.equal(logits(model), logits(expected))

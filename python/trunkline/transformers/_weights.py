@@ -1,6 +1,6 @@
 """Maps the tensors of a checkpoint to the weights of a model, by the rules of transformers itself."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -86,7 +86,8 @@ def find(model: Any, checkpoint: Mapping[str, FileTensor], source: str, quantise
             group = groups.setdefault(weight, Conversion(weight, by_pattern[pattern], []))
             group.sources.append((name, pattern))
     check_scales(unused, checkpoint.keys() - set(unused), quantiser, source)
-    _leave_unscaled(model, groups, stored, checkpoint)
+    ties = _ties(model)
+    _leave_unscaled(model, groups, stored, checkpoint, ties)
 
     computed: dict[str, Conversion] = {}
     shapes = {weight: place.shape for weight, place in stored.items()}
@@ -96,7 +97,7 @@ def find(model: Any, checkpoint: Mapping[str, FileTensor], source: str, quantise
         computed.update(dict.fromkeys(made, group))
         if group.dequantises:  # others are converted to the dtype that the model gives them
             for weight, (_, dtype) in made.items():
-                _set_dtype(model, weight, dtype)
+                _set_dtype(model, ties.get(weight, [weight]), dtype)
         shapes.update({weight: shape for weight, (shape, _) in made.items()})
     _check(model, shapes, source)
     version = f"transformers {transformers.__version__}" if computed else ""
@@ -154,6 +155,7 @@ def _leave_unscaled(
     groups: dict[str, Conversion],
     stored: dict[str, FileTensor],
     checkpoint: Mapping[str, FileTensor],
+    ties: Mapping[str, list[str]],
 ) -> None:
     """Move weights without scales from `groups` to `stored`: a dequantiser returns them as they are.
 
@@ -165,17 +167,29 @@ def _leave_unscaled(
             continue
         del groups[weight]
         place = stored[weight] = checkpoint[group.sources[0][0]]
-        _set_dtype(model, weight, place.dtype)
+        _set_dtype(model, ties.get(weight, [weight]), place.dtype)
 
 
-def _set_dtype(model: Any, weight: str, dtype: torch.dtype) -> None:
-    module, _, leaf = weight.rpartition(".")
-    parameters = model.get_submodule(module)._parameters
-    parameter = parameters.get(leaf)
-    if parameter is not None and parameter.dtype != dtype:
-        parameters[leaf] = nn.Parameter(
-            torch.empty(parameter.shape, dtype=dtype, device="meta"), requires_grad=False
-        )
+def _ties(model: Any) -> dict[str, list[str]]:
+    """Return all names of each tied weight, by each of them."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return {name: tied for tied in names.values() if len(tied) > 1 for name in tied}
+
+
+def _set_dtype(model: Any, names: Sequence[str], dtype: torch.dtype) -> None:
+    """Give a weight another dtype, under all of its names."""
+    made: nn.Parameter | None = None
+    for name in names:
+        module, _, leaf = name.rpartition(".")
+        parameters = model.get_submodule(module)._parameters
+        parameter = parameters.get(leaf)
+        if parameter is None or parameter.dtype == dtype:
+            continue
+        if made is None:
+            made = nn.Parameter(torch.empty(parameter.shape, dtype=dtype, device="meta"), requires_grad=False)
+        parameters[leaf] = made
 
 
 def _why_missing(model: Any) -> str:
