@@ -121,6 +121,19 @@ def test_packs_are_listed_and_removed(
         assert f"{options[0]} excludes {options[-2]}" in run(capsys, *options, expect=2)
 
 
+def test_a_link_to_a_folder_means_its_pack(
+    cache: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    made = tl.transformers.pack(link)
+    assert made["made"]
+    again = tl.transformers.pack(folder)
+    assert (again["made"], again["directories"]) == (False, made["directories"])
+    assert run(capsys, "--remove", link) == f"removed the pack in {made['directories'][0]}\n"
+    assert list(cache.iterdir()) == []
+
+
 def test_packs_elsewhere_are_removed_by_their_directory(
     cache: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -39,7 +39,8 @@ def cached_location(name: str, *identity: str) -> PackLocation:
     `name`: of the model, for people. `identity`: what makes this pack another than those of other models.
     """
     digest = hashlib.sha256("\0".join(identity).encode(errors="surrogateescape")).hexdigest()
-    shown = Path(name).name if os.path.isabs(name) else name.replace("/", "--")  # noqa: PTH117
+    # A link to a folder means the same pack.
+    shown = Path(os.path.realpath(name)).name if os.path.isabs(name) else name.replace("/", "--")  # noqa: PTH117
     shown = re.sub(r"[^A-Za-z0-9._-]", "_", shown)[:_NAME_CHARACTERS]
     return PackLocation((packs_directory() / f"{shown}-{digest[:_DIGEST_CHARACTERS]}",))
 
@@ -157,7 +158,7 @@ def _directory_named(name_or_path: str) -> Path:
     named = [each for each in packs if each.directory.name == name_or_path]
     # As from_pretrained: a folder of this name is meant rather than a model of the Hub.
     model = os.path.realpath(path) if path.exists() else name_or_path
-    named = named or [each for each in packs if each.model and each.model == model]
+    named = named or [each for each in packs if each.model and _model_of(each) == model]
     if len(named) > 1:
         raise ValueError(
             f"{name_or_path} has {len(named)} packs: {_names(named)}; name one of these, or its directory"
@@ -183,6 +184,11 @@ def _directory_named(name_or_path: str) -> Path:
         "directory of one; `trunkline pack --list` shows those in the cache",
         name_or_path,
     )
+
+
+def _model_of(pack: CachedPack) -> str:
+    """Return the folder of the model of a pack, without links, or the model's name."""
+    return os.path.realpath(pack.model) if os.path.isabs(pack.model) else pack.model  # noqa: PTH117
 
 
 def _holds_pack(directory: Path) -> bool:
