@@ -16,6 +16,7 @@ from test_local_copies import damage, shards_of
 import trunkline as tl
 from trunkline._formats.node_names import RECORD
 from trunkline.checkpoint.directory import local_verify
+from trunkline.checkpoint.nodes.node_directory import NodeDirectory
 
 
 @pytest.fixture
@@ -212,13 +213,20 @@ def test_errors_of_exporting_from_nodes(tmp_path: Path) -> None:
     said = command("export", nodes[0], out, expect=1)
     assert f"its bytes on {ids_of(nodes)[1]} are not here" in said
     assert "This process is alone: start one on each node, with torchrun" in said
+    assert "this process is alone: start one" in command("verify", nodes[0], "--all-nodes", expect=1)
     out.touch()
     _, said = on_all_nodes(nodes, "export", "run", out, expect=1)
     assert f"{out}" in said
     assert "--overwrite" in said
-    within = Path(nodes[0], "out.pt")
-    _, said = on_all_nodes(nodes, "export", "run", within, expect=2)
-    assert f"OUT: {within} is in the directory of a node" in said
+    printed, _ = on_all_nodes(nodes, "export", "run", out, "--json", expect=1)
+    assert json.loads(printed)["error"]["path"] == str(out)
+    for node in nodes:
+        within = Path(node, "out.pt")
+        _, said = on_all_nodes(nodes, "export", "run", within, expect=2)
+        assert f"OUT: {within} is in the directory of a node" in said
+    absent = tmp_path / "absent"
+    _, said = on_all_nodes(nodes, "export", "run", absent / "out.pt", expect=2)
+    assert f"{absent} does not exist: create it (mkdir -p {absent})" in said
     _, said = on_all_nodes(nodes, "export", "run", tmp_path / "new.pt", "--key", "none", expect=2)
     assert "has no 'none'; there are 'model'" in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["node-0", "node-1", "out.pt"]
@@ -239,13 +247,33 @@ def test_a_step_that_a_training_removes_while_it_is_verified(
     for step in (1, 2):
         made.save(step, {"a": torch.ones(1000)}, block=True)
 
-    def removed(self: Any, save: Any) -> bool:
-        shutil.rmtree(tmp_path / "run/saves/step-00000001")
-        return is_removed(self, save)
+    def remove_before(name: str) -> None:
+        function = getattr(local_verify, name)
 
-    is_removed = local_verify._is_removed
-    monkeypatch.setattr(local_verify, "_is_removed", removed)
+        def removed(*arguments: Any) -> Any:
+            shutil.rmtree(tmp_path / "run/saves/step-00000001")
+            return function(*arguments)
+
+        monkeypatch.setattr(local_verify, name, removed)
+
     damage(shards_of(str(tmp_path / "run"), 1))
-    text = command("verify", tmp_path / "run", "--all-nodes", "--all")
-    assert text.splitlines()[0] == "step 1: not verified, it was removed meanwhile"
-    assert text.splitlines()[1].startswith("step 2: verified")
+    shutil.copytree(tmp_path / "run", tmp_path / "kept")
+    for moment in ("_is_removed", "_verified_here"):  # after it was verified, and before
+        with monkeypatch.context():
+            remove_before(moment)
+            text = command("verify", tmp_path / "run", "--all-nodes", "--all")
+        assert text.splitlines()[0] == "step 1: not verified, it was removed meanwhile"
+        assert text.splitlines()[1].startswith("step 2: verified")
+        monkeypatch.undo()
+        shutil.rmtree(tmp_path / "run")
+        shutil.copytree(tmp_path / "kept", tmp_path / "run")
+
+
+def test_a_save_that_comes_after_a_node_was_read_is_verified(tmp_path: Path) -> None:
+    made = tl.Checkpointer(tmp_path / "run", local=True, keep=None)
+    made.save(1, {"a": torch.ones(1000)}, block=True)
+    node = NodeDirectory(str(tmp_path / "run"))
+    made.save(2, {"a": torch.ones(1000)}, block=True)
+    [later] = [each for each in NodeDirectory(str(tmp_path / "run")).inventory().prepared if each.step == 2]
+    [share] = local_verify._verified_here(node, [later.id], None, False)["shares"]
+    assert (share["save"]["step"], share["ok"]) == (2, True)

@@ -19,6 +19,7 @@ from trunkline.checkpoint.nodes.run import (
     plan_refill,
     plan_removal,
     plan_save,
+    saves_to_verify,
     steps_with_lost_copies,
 )
 from trunkline.checkpoint.retention import KeepBest, Rules
@@ -268,3 +269,18 @@ def test_steps_with_lost_copies() -> None:
     copied = [replace(entry(step, nodes), kept_by=((0, 1), (1, 2), (2, 0))) for step in (1, 2)]
     assert steps_with_lost_copies(both(*copied, entry(3))) == [([1, 2], "lost")]
     assert steps_with_lost_copies(both(entry(3))) == []
+
+
+def test_saves_that_count_are_verified() -> None:
+    """What is committed somewhere, or prepared everywhere: of others, some node need not have anything."""
+    one, two, three, four = map(entry, (1, 2, 3, 4))
+    found = [
+        Inventory(A, (one, two, three, four), frozenset({one.id, three.id})),
+        Inventory(B, (one, two), frozenset({one.id})),
+    ]
+    assert saves_to_verify(found, None, True) == [one, two, three]
+    assert saves_to_verify(found, None, False) == [three]
+    assert saves_to_verify(found, 2, False) == [two]
+    assert saves_to_verify([Inventory(A), Inventory(B)], None, True) == []
+    with pytest.raises(Refused, match="no node has a share of step 4; there are those of 1, 2, 3"):
+        saves_to_verify(found, 4, False)

@@ -109,15 +109,17 @@ def run_command(
     status_of: Callable[[dict[str, Any]], int] = lambda document: OK,
     usage_errors: tuple[type[OSError], ...] = (),
     failed: int = FAILED,
+    is_first: bool = True,
 ) -> int:
     """Parse the arguments, run the command that they name, and print its result; return the exit status.
 
     `interrupted`: what Ctrl-C has left, for the message. `finish`: what comes after the document is printed,
     which it cannot take back. `status_of`: the exit status of a command that has not failed, by its document.
     `usage_errors`: errors that count as wrong usage. `failed`: the exit status of
-    other errors. `option_names`: the option for each argument that an error may name.
+    other errors. `option_names`: the option for each argument that an error may name. `is_first`: False on
+    the ranks that leave the document to rank 0.
     """
-    wants_json = "--json" in arguments
+    wants_json = "--json" in arguments and is_first
     options = argparse.Namespace(command="")
     try:
         options = parser.parse_args(arguments)

@@ -9,7 +9,7 @@ from typing import Any
 from trunkline._arguments import started_ranks
 from trunkline._checkpoint_tools.plan_cli import OPTIONS as _PLAN_OPTIONS
 from trunkline._checkpoint_tools.plan_cli import add_plan
-from trunkline._checkpoint_tools.torchrun import joined_ranks
+from trunkline._checkpoint_tools.torchrun import is_first_rank, joined_ranks
 from trunkline._command import FAILED, OK, Parser, run_command
 from trunkline._core import CheckpointStore
 from trunkline._errors import Unsupported, reword
@@ -406,4 +406,5 @@ def main(arguments: Sequence[str]) -> int:
         },
         usage_errors=(FileNotFoundError, NotADirectoryError),
         failed=_NOT_COMPARED if arguments[0] == "diff" else FAILED,
+        is_first=is_first_rank() or not (arguments[0] == "export" or ALL_NODES in arguments),
     )

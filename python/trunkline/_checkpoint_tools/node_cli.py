@@ -3,6 +3,7 @@
 import argparse
 from typing import Any, NoReturn
 
+from trunkline._arguments import started_ranks
 from trunkline._checkpoint_tools.node_directory import NodeShares
 from trunkline._checkpoint_tools.torchrun import joined_ranks
 from trunkline._command import Parser
@@ -112,6 +113,9 @@ def _verify_all_nodes(options: argparse.Namespace) -> tuple[dict[str, Any], str 
     for each in found["checkpoints"]:
         lines += _lines_of_verified(each)
     lines += [f"node {each['node']}: {each['error']['message']}" for each in found["problems"]]
+    absent = any(not each["is_here"] for save in found["checkpoints"] for each in save["nodes"])
+    if absent and started_ranks() == 1:
+        lines.append("this process is alone: start one on each node, with torchrun")
     return document, "\n".join(lines or [f"{options.directory} has no checkpoints on any node"])
 
 

@@ -3,12 +3,15 @@
 from pathlib import Path
 from typing import Any, Protocol
 
+from trunkline._errors import Corrupt, reword
 from trunkline._export.exported import Exported
 from trunkline._export.lazy_state import LazyState, at_key
 from trunkline._export.placeholders import Placeholders
+from trunkline._formats.node_names import is_node_directory
 from trunkline._progress import progress_to
 from trunkline.checkpoint.directory.local_checkpointer import LocalCheckpointer
 from trunkline.checkpoint.directory.local_load import no_progress
+from trunkline.checkpoint.directory.shards import WHAT_TO_LOAD
 from trunkline.checkpoint.state.tree import flatten
 
 
@@ -34,8 +37,7 @@ def export_from_nodes(directory: str, step: int | None, key: str | None, target:
     """Write a step (None: the latest), or the part of it below `key`, on rank 0. Collective."""
 
     def check() -> None:
-        node = Path(directory).resolve()
-        if Path(target.path).resolve().is_relative_to(node):
+        if any(is_node_directory(str(each)) for each in Path(target.path).resolve().parents):
             raise ValueError(f"out: {target.path} is in the directory of a node; name a path outside of it")
         target.check()
 
@@ -48,5 +50,9 @@ def export_from_nodes(directory: str, step: int | None, key: str | None, target:
 
     checkpointer = LocalCheckpointer(directory, keep=None)
     with progress_to(f"reading {directory} of all nodes") as show:
-        done = checkpointer.export(step, check, write, show if target.show_progress else no_progress)
+        try:
+            done = checkpointer.export(step, check, write, show if target.show_progress else no_progress)
+        except Corrupt as error:
+            reword(error, str(error).removesuffix(WHAT_TO_LOAD) + "; export another step")
+            raise
     return Exported(**done)

@@ -1,9 +1,15 @@
 """The ranks that torchrun has started for a command, one or more on each node."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from trunkline._arguments import started_ranks
+
+
+def is_first_rank() -> bool:
+    """Whether this process prints what all of them have found."""
+    return started_ranks() == 1 or os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager

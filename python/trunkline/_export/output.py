@@ -60,8 +60,20 @@ class Output:
 
 
 def check_target(path: str, force: bool) -> None:
-    """Raise FileExistsError for a path that is taken, unless `force`; IsADirectoryError for a directory."""
+    """Raise an error for a path that cannot be written, before anything is read.
+
+    FileExistsError for one that is taken, unless `force`; IsADirectoryError for a directory;
+    FileNotFoundError where its folder does not exist.
+    """
     if not os.path.lexists(path):
+        folder = os.path.dirname(path)  # noqa: PTH120
+        if not os.path.isdir(folder):  # noqa: PTH112
+            raise exception_of(
+                "system",
+                errno.ENOENT,
+                f"cannot write {path}: {folder} does not exist: create it (mkdir -p {folder})",
+                path,
+            )
         return
     if os.path.isdir(path):  # noqa: PTH112
         raise exception_of("system", errno.EISDIR, f"cannot write {path}: it is a directory", path)

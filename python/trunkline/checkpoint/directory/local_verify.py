@@ -51,7 +51,12 @@ def _verified_here(
     node: NodeDirectory, ids: Collection[str], step: int | None, shows_progress: bool
 ) -> dict[str, Any]:
     """Return what a node has of these saves, and what else is wrong with what it has."""
+    before = {each.id: each for each in node.inventory().prepared}
+    node.read()  # again, since a save that counts may have come after it was read
+    if node.lost_save() is not None:
+        node.read()  # a training may have removed it between two steps of reading
     inventory = node.inventory()
+    here = {each.id: each for each in inventory.prepared}
     problems = []
     if step is None:
         for number, error in sorted(node.damaged.items()):
@@ -63,20 +68,15 @@ def _verified_here(
         problems.append(
             {"node": node.id, "entry": lost.number, "error": described(Error(errno.ENOENT, text, path))}
         )
-    return {
-        "shares": [
-            {
-                "save": json_of(each),
-                "as": inventory.as_node(each),
-                "is_here": True,
-                "node": node.id,
-                **_compared(node, each, shows_progress),
-            }
-            for each in inventory.prepared
-            if each.id in ids
-        ],
-        "problems": problems,
-    }
+    shares = []
+    for each in ids:
+        save = here.get(each) or before.get(each)
+        if save is None or save.number in node.damaged or (lost is not None and lost.id == each):
+            continue
+        about = {"save": json_of(save), "as": inventory.as_node(save), "is_here": True, "node": node.id}
+        found = _compared(node, save, shows_progress) if each in here else {"ok": False, "is_removed": True}
+        shares.append({**about, **found})
+    return {"shares": shares, "problems": problems}
 
 
 def _compared(node: NodeDirectory, save: Entry, shows_progress: bool) -> dict[str, Any]:

@@ -395,9 +395,15 @@ def plan_removal(found: Sequence[Inventory], step: int) -> list[str]:
 def saves_to_verify(found: Sequence[Inventory], step: int | None, every: bool) -> list[Entry]:
     """Return the saves of a step (None: the last that was saved), or all, in the order of their numbers.
 
-    Raises Refused if no node has any of such a step.
+    Of those that count: others are being saved, or failed. Raises Refused if no node has any of such a step.
     """
-    saves = {each.id: each for inventory in found for each in inventory.prepared if each.base is None}
+    committed = frozenset[str]().union(*(each.committed for each in found))
+    prepared = [each for inventory in found for each in inventory.prepared if each.base is None]
+    saves = {
+        each.id: each
+        for each in prepared
+        if each.id in committed or sum(other.id == each.id for other in prepared) == len(each.nodes)
+    }
     ordered = sorted(saves.values(), key=lambda each: (each.number, each.id))
     if every:
         return ordered
