@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import support_warm
 import torch
 from safetensors.torch import load_file, save_file
 from support_models import stock
@@ -327,3 +328,27 @@ def test_a_tied_head_has_the_dtype_of_the_embedding(keep: str, dtype: torch.dtyp
     expected = stock(folder, dtype=dtype)
     assert model.lm_head.weight.dtype == expected.lm_head.weight.dtype == torch.bfloat16
     assert torch.equal(logits(model), logits(expected))
+
+
+_LOAD_AND_TRIM = """
+import ctypes, sys
+from pathlib import Path
+import trunkline as tl
+
+def anonymous_bytes():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
+
+folder, pack = sys.argv[1:]
+model = tl.transformers.from_pretrained(folder, keep="quantised", memory_budget="30MB", pack_dir=pack)
+loaded = anonymous_bytes()
+ctypes.CDLL(None).malloc_trim(0)
+print(loaded - anonymous_bytes())
+"""
+
+
+def test_memory_in_which_a_pack_was_made_is_given_back(tmp_path: Path) -> None:
+    """It is freed, but glibc would keep tens of megabytes of it, beside the budget."""
+    folder = gpt_oss_folder(tmp_path / "model", hidden_size=512, intermediate_size=1024, num_local_experts=16)
+    kept = support_warm.run(["-c", _LOAD_AND_TRIM, folder, tmp_path / "pack"], check=True).stdout
+    assert int(kept) < 8 << 20

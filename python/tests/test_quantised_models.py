@@ -72,8 +72,8 @@ def experts_in_fp8(folder: Path, kind: str, dtype: torch.dtype = torch.bfloat16,
     return _rewrite(save_model(small_config(kind, **config), folder, dtype), quantise, _FP8_SETTINGS)
 
 
-def gpt_oss_folder(folder: Path) -> Path:
-    save_model(small_config("gpt_oss", num_hidden_layers=4), folder)
+def gpt_oss_folder(folder: Path, **config: Any) -> Path:
+    save_model(small_config("gpt_oss", num_hidden_layers=4, **config), folder)
     generator = torch.Generator().manual_seed(4)
 
     def quantise(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:

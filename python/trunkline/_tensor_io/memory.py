@@ -1,5 +1,6 @@
 """Memory of tensors that are saved and loaded, and devices that support it."""
 
+import ctypes
 import errno
 from typing import TypeAlias
 
@@ -50,6 +51,13 @@ def empty_bytes(nbytes: int, device: torch.device = CPU) -> torch.Tensor:
     if device.type == "cpu" and is_fresh(nbytes):
         return torch.frombuffer(_core.aligned_empty(nbytes), dtype=torch.uint8)
     return torch.empty(nbytes, dtype=torch.uint8, device=device)
+
+
+def return_freed_memory() -> None:
+    """Give memory that was freed back to the system, where the allocator keeps it: glibc's does."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def out_of_memory(error: BaseException, what: str, path: str | None = None) -> Error | None:

@@ -27,6 +27,7 @@ from trunkline._streaming.pack_cache import BESIDE, cached_location, is_cached
 from trunkline._streaming.room import Room, check_room
 from trunkline._streaming.source import Source
 from trunkline._streaming.stored import FileTensor
+from trunkline._tensor_io.memory import return_freed_memory
 from trunkline._trace import span
 from trunkline._types import Path
 from trunkline._warnings import caller
@@ -187,7 +188,9 @@ def opened(
             ):
                 _log_reuse(location, found)
                 return found, [location.open() for _ in range(count)], False
-            return _make(location, checkpoint), [location.open() for _ in range(count)], True
+            made = _make(location, checkpoint)
+            return_freed_memory()  # of converted weights: the budget is for those that are used from now on
+            return made, [location.open() for _ in range(count)], True
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
