@@ -192,8 +192,12 @@ def test_a_step_is_exported_from_all_nodes(nodes: list[str], tmp_path: Path) -> 
     assert f"exported step 20 of run of all nodes to {whole}: 4 tensors, 2.15 MB, every byte verified" in text
     assert same(torch.load(whole, weights_only=True), make_state(**state(20)))
     model = tmp_path / "model.safetensors"
+    lost = ids_of(nodes)[0]
     shutil.rmtree(nodes[0])  # each has a copy of what the other has
-    printed, _ = on_all_nodes(nodes, "export", "run", model, "--step", "10", "--key", "model", "--json")
+    printed, said = on_all_nodes(nodes, "export", "run", model, "--step", "10", "--key", "model", "--json")
+    [warned] = said.splitlines()
+    assert warned.startswith(f"trunkline checkpoint export: warning: {nodes[0]}: steps 10, 20 are on fewer")
+    assert f"without {lost}" in warned
     assert json.loads(printed)["step"] == 10
     assert same(tl.load(model), make_state(**state(10))["model"])
     assert {path: path.stat().st_mtime_ns for path in before if path.exists()} == {

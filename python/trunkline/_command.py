@@ -7,7 +7,9 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from trunkline._cli_errors import print_error_document, report_error
@@ -98,6 +100,21 @@ def _meant(given: str, known: Sequence[str]) -> str:
     return f". Did you mean '{nearest[0]}'?" if nearest else ""
 
 
+@contextmanager
+def _warnings_as_lines(command: str) -> Iterator[None]:
+    """Let warnings be printed as errors are: where in Python they come from says nothing to the user."""
+    before = warnings.formatwarning
+
+    def line_of(message: Warning | str, *_: Any, **__: Any) -> str:
+        return f"trunkline {command}: warning: {message}\n"
+
+    warnings.formatwarning = line_of
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
+
+
 def run_command(
     name: str,
     parser: Parser,
@@ -124,7 +141,8 @@ def run_command(
     try:
         options = parser.parse_args(arguments)
         action: Callable[[argparse.Namespace], tuple[dict[str, Any], str | None]] = options.run
-        document, text = action(options)
+        with _warnings_as_lines(name):
+            document, text = action(options)
     except _UsageError as error:
         report_error(name, error, wants_json, option_names)
         print(f"See {error.command} --help.", file=sys.stderr)
