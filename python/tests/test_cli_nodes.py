@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from test_local_checkpoints import directories, open_all, state
 from test_local_copies import damage, shards_of
 
 import trunkline as tl
+from trunkline._checkpoint_tools import torchrun
 from trunkline._formats.node_names import RECORD
 from trunkline.checkpoint.directory import local_verify
 from trunkline.checkpoint.nodes.node_directory import NodeDirectory
@@ -281,3 +283,26 @@ def test_a_save_that_comes_after_a_node_was_read_is_verified(tmp_path: Path) -> 
     [later] = [each for each in NodeDirectory(str(tmp_path / "run")).inventory().prepared if each.step == 2]
     [share] = local_verify._verified_here(node, [later.id], None, False)["shares"]
     assert (share["save"]["step"], share["ok"]) == (2, True)
+
+
+def test_a_command_that_is_alone_in_the_environment_of_a_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tl.Checkpointer(tmp_path / "run", local=True).save(1, {"a": torch.ones(10)}, block=True)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    of_training = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in of_training.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torchrun, "_JOIN_SECONDS", 1.0)
+    for arguments in (
+        ["export", tmp_path / "run", tmp_path / "a.pt"],
+        ["export", tmp_path / "mistyped", "a.pt"],
+    ):
+        said = command(*arguments, expect=1)
+        assert "cannot join the 2 processes that the environment variable WORLD_SIZE says" in said
+        assert "unset WORLD_SIZE to use what this node alone has" in said
+    monkeypatch.delenv("MASTER_ADDR")
+    assert "MASTER_ADDR expected" in command("verify", tmp_path / "run", "--all-nodes", expect=1)
+    monkeypatch.delenv("WORLD_SIZE")
+    assert "exported step 1" in command("export", tmp_path / "run", tmp_path / "a.pt")
