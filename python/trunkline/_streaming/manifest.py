@@ -30,9 +30,8 @@ class SourceFile:
     inode: int = 0
 
 
-EXPERTS = (
-    ", experts "  # in Recipe.converter: before the digest of how records of quantised experts are laid out
-)
+# In Recipe.converter: before the digest of how records of quantised experts are laid out.
+EXPERTS = ", experts "
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ from trunkline.checkpoint.state.tree import VIEWS, restore, restore_into
 
 _log = Log("checkpoint")
 _BUT = "nothing was loaded"
+_ATTEMPTS = 2  # to read what all nodes have, where that is not locked
 _SLICE_BYTES = 16 << 20
 _ROUND_SLICES = 4  # that are sent before their checksums are compared
 
@@ -170,7 +171,12 @@ class LocalLoading:
 
         Collective, in an exchange that has begun.
         """
-        found = self._found(exchange, step, [], lock=False)
+        for attempt in range(_ATTEMPTS):
+            self._context.must_read = True
+            found = self._found(exchange, step, [], lock=False, topic=f"entries, {attempt}")
+            # A training may save a step after some nodes were read, and before others were.
+            if "problem" not in found:
+                break
         save = self._chosen(found)
         wanted = Wanted(CPU, True, None)
         return save.step, self._read_save(exchange, save, found["there"], None, wanted, on_progress)
@@ -178,13 +184,19 @@ class LocalLoading:
     # The agreement--------------------------------------------------
 
     def _found(
-        self, exchange: Exchange | None, step: int | None, plans: list[LoadPlan], *, lock: bool
+        self,
+        exchange: Exchange | None,
+        step: int | None,
+        plans: list[LoadPlan],
+        *,
+        lock: bool,
+        topic: str = "entries",
     ) -> dict[str, Any]:
         """Return what can be loaded of a step, and where it is, as _plan() has it; or why nothing can."""
         context = self._context
         found: dict[str, Any] = combine(
             exchange,
-            "entries",
+            topic,
             self._entries(lock=lock),
             lambda offered: context.planned(offered, lambda found: self._plan(found, step, plans)),
             _BUT,
