@@ -71,23 +71,25 @@ def export_checkpoint(
     of `out`.
     """
     shown = path_name(out, "out")
-    folder = None if from_folder is None else absolute_path(path_name(from_folder, "from_folder"))
     path = absolute_path(shown, "out")
-    is_folder = _is_folder(shown, path, max_shard_size is not None or folder is not None)
-    target = _Target(
-        path.rstrip("/") or "/" if is_folder else path,
-        is_folder,
-        bool_argument(force, "force"),
-        parse_size(_MAX_SHARD if max_shard_size is None else max_shard_size, "max_shard_size"),
-        folder,
-        engine,
-        bool_argument(show_progress, "show_progress"),
-    )
     wanted = None if step is None else step_argument(step)
+    force = bool_argument(force, "force")
+    max_shard_bytes = parse_size(_MAX_SHARD if max_shard_size is None else max_shard_size, "max_shard_size")
+    folder = None if from_folder is None else absolute_path(path_name(from_folder, "from_folder"))
     name = path_name(directory, "directory")
     of_nodes = is_node_directory(name) if local is None else bool_argument(local, "local")
     check_engine(engine)
     require_torch("exporting a checkpoint", "export it where torch is")
+    is_folder = _is_folder(shown, path, max_shard_size is not None or folder is not None)
+    target = _Target(
+        path.rstrip("/") or "/" if is_folder else path,
+        is_folder,
+        force,
+        max_shard_bytes,
+        folder,
+        engine,
+        bool_argument(show_progress, "show_progress"),
+    )
     with span("checkpoint", "export", path):
         from trunkline._checkpoint_tools.source import find_source, open_state
 
