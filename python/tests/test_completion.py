@@ -75,7 +75,7 @@ def offered(shell: str, script: Path, words: list[str], folder: Path) -> set[str
         (["trunkline", "b"], {"bench"}),
         (["trunkline", "p"], {"pack", "plan"}),
         (["trunkline", "checkpoint", "e"], {"export"}),
-        (["trunkline", "checkpoint", "verify", "run", "--a"], {"--all"}),
+        (["trunkline", "checkpoint", "verify", "run", "--a"], {"--all", "--all-nodes"}),
         (["trunkline", "workload", "g"], {"generate"}),
         (["trunkline", "bench", ".", "--back"], {"--backend"}),
         (["trunkline", "bench", "--backend", "l"], {"libaio"}),
