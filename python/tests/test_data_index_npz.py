@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import pickle
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -109,3 +111,43 @@ def test_truncated_archives_are_noticed(tmp_path: Path, size: int) -> None:
     numpy.savez(tmp_path / "b.npz", a=numpy.arange(100))
     index = tl.data.index(tmp_path, cache=None, on_error="skip")
     assert (len(index), len(index.skipped)) == (1, 1)
+
+
+_PARSED_IN_THREADS = """
+import gc, io, sys, threading
+import numpy
+from trunkline.data._npy import parse_head
+
+class Garbage:
+    def __init__(self):
+        self.itself = self
+    def __del__(self):
+        for _ in range(50):
+            pass
+
+written = io.BytesIO()
+numpy.lib.format.write_array(written, numpy.zeros((50, 1, 1), numpy.uint8))
+failed = []
+
+def parse():
+    for _ in range(3000):
+        Garbage()
+        try:
+            assert parse_head(written.getvalue(), "x").shape == (50, 1, 1)
+        except BaseException as error:
+            failed.append(error)
+
+sys.setswitchinterval(1e-6)
+gc.set_threshold(5)
+threads = [threading.Thread(target=parse) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert not failed, failed[0]
+"""
+
+
+def test_headers_are_parsed_in_several_threads_while_garbage_is_collected() -> None:
+    """CPython 3.11 raises SystemError in one of some hundred calls, which is none of the file."""
+    subprocess.run([sys.executable, "-c", _PARSED_IN_THREADS], check=True, timeout=120)

@@ -1,14 +1,18 @@
 """Headers of .npy files, parsed by numpy.lib.format."""
 
 import io
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy
 from numpy.lib import format as npy_format
 
 from trunkline._errors import Corrupt, CutOff, Format, Unsupported
 
+_T = TypeVar("_T")
+_ATTEMPTS = 50
 _MAX_HEADER_BYTES = 10_000  # numpy accepts no longer ones without being told to
 
 
@@ -61,19 +65,8 @@ def parse_head(head: bytes, name: str) -> NpyHeader:
     """Parse magic and header. Raises Format, CutOff, and Unsupported for arrays of objects."""
     if len(head) < head_bytes(head[:12], name):
         raise CutOff(None, f"{name}: ends within the header of a .npy file, at byte {len(head)}", name)
-    file = io.BytesIO(head)
     try:
-        version = npy_format.read_magic(file)
-        if version == (1, 0):
-            shape, fortran_order, dtype = npy_format.read_array_header_1_0(file)
-        else:
-            # Version 3.0 differs in the encoding of the names of fields alone.
-            if version == (3, 0):
-                text = head[12:].decode("utf-8")
-                head = npy_format.magic(2, 0) + head[8:12] + text.encode("latin1")
-                file = io.BytesIO(head)
-                npy_format.read_magic(file)
-            shape, fortran_order, dtype = npy_format.read_array_header_2_0(file)
+        shape, fortran_order, dtype, data_offset = parse_literal(lambda: _parsed_by_numpy(head))
     except Exception as error:  # numpy parses it as Python, whose errors are of many types
         raise Format(None, f"{name}: its .npy header cannot be parsed: {error}", name) from None
     if dtype.hasobject:
@@ -90,7 +83,33 @@ def parse_head(head: bytes, name: str) -> NpyHeader:
             f"{name}: the shape in its .npy header is not one of non-negative integers: {list(shape)}",
             name,
         )
-    return NpyHeader(dtype, tuple(shape), fortran_order and len(shape) > 1, file.tell())
+    return NpyHeader(dtype, tuple(shape), fortran_order and len(shape) > 1, data_offset)
+
+
+def _parsed_by_numpy(head: bytes) -> "tuple[tuple[int, ...], bool, numpy.dtype[Any], int]":
+    """Return shape, Fortran order, dtype, and where the data begins."""
+    file = io.BytesIO(head)
+    version = npy_format.read_magic(file)
+    if version == (1, 0):
+        return (*npy_format.read_array_header_1_0(file), file.tell())
+    # Version 3.0 differs in the encoding of the names of fields alone.
+    if version == (3, 0):
+        text = head[12:].decode("utf-8")
+        file = io.BytesIO(npy_format.magic(2, 0) + head[8:12] + text.encode("latin1"))
+        npy_format.read_magic(file)
+    return (*npy_format.read_array_header_2_0(file), file.tell())
+
+
+def parse_literal(parse: Callable[[], _T]) -> _T:
+    """Return parse(), which parses text as Python does.
+
+    CPython 3.11 counts the depth of all such calls in one place. Where several threads parse, and garbage is
+    collected meanwhile, they may fail with a SystemError, which says nothing about the text.
+    """
+    for _ in range(_ATTEMPTS):
+        with suppress(SystemError):
+            return parse()
+    return parse()
 
 
 def read_header(path: str, size: int) -> NpyHeader:

@@ -10,6 +10,7 @@ from numpy.lib import format as npy_format
 from trunkline import _core
 from trunkline.data import _npz, _parquet
 from trunkline.data._info import IndexInfo
+from trunkline.data._npy import parse_literal
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,7 +53,9 @@ def _memory_itself(memory: Any, sample: int) -> object:
 
 def row_dtype(info: IndexInfo) -> "numpy.dtype[Any] | None":
     """Return the dtype of the rows of .npy files; None for another format."""
-    return npy_format.descr_to_dtype(ast.literal_eval(info.dtype)) if info.format == "npy" else None
+    if info.format != "npy":
+        return None
+    return npy_format.descr_to_dtype(parse_literal(lambda: ast.literal_eval(info.dtype)))
 
 
 def _row_viewer(info: IndexInfo) -> View:
