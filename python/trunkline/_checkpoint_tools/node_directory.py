@@ -9,8 +9,7 @@ from typing import Any
 
 from trunkline._cli_errors import described
 from trunkline._core import CheckpointManifest, CheckpointStore
-from trunkline._errors import Corrupt, Error, Format, exception_of
-from trunkline._formats.checkpoint_names import step_name
+from trunkline._errors import Corrupt, Format, exception_of
 from trunkline._paths import file_size
 from trunkline._progress import progress_to
 from trunkline.checkpoint.nodes.agreement import Entry
@@ -79,9 +78,8 @@ class NodeShares:
             for number, error in sorted(self._node.damaged.items()):
                 results.append({"step": None, "entry": number, "ok": False, "error": described(error)})
         if lost is not None and is_lost:
-            path = f"{self._store.directory}/{step_name(lost.number)}"
-            gone = Error(errno.ENOENT, f"{path} is gone, which was committed last here", path)
-            results.append({"step": lost.step, "entry": lost.number, "ok": False, "error": described(gone)})
+            gone = described(self._node.lost_error(lost))
+            results.append({"step": lost.step, "entry": lost.number, "ok": False, "error": gone})
         return results
 
     def _verified(self, entry: Entry) -> dict[str, Any]:

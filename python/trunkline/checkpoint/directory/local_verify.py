@@ -1,12 +1,10 @@
 """Verifies what all nodes have of steps, each what is on its own disks."""
 
-import errno
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from trunkline._cli_errors import described
 from trunkline._errors import Error
-from trunkline._formats.checkpoint_names import step_name
 from trunkline._progress import progress_to
 from trunkline.checkpoint.directory.local_save import LocalContext, refusal
 from trunkline.checkpoint.nodes.agreement import Entry
@@ -63,11 +61,7 @@ def _verified_here(
             problems.append({"node": node.id, "entry": number, "error": described(error)})
     lost = node.lost_save()
     if lost is not None and step in (None, lost.step):
-        path = f"{node.store.directory}/{step_name(lost.number)}"
-        text = f"{path} is gone, the share of step {lost.step}, which was committed last here"
-        problems.append(
-            {"node": node.id, "entry": lost.number, "error": described(Error(errno.ENOENT, text, path))}
-        )
+        problems.append({"node": node.id, "entry": lost.number, "error": described(node.lost_error(lost))})
     shares = []
     for each in ids:
         save = here.get(each) or before.get(each)

@@ -126,6 +126,11 @@ class NodeDirectory:
             return None
         return last
 
+    def lost_error(self, lost: Entry) -> Error:
+        """Make the error for what lost_save() has returned."""
+        path = f"{self.store.directory}/{step_name(lost.number)}"
+        return Error(errno.ENOENT, f"{path} is gone, which was committed last here", path)
+
     def _check_new(self) -> None:
         """Raise an error if a directory without a record is not a new one."""
         if self.store.steps():
