@@ -16,7 +16,7 @@ import torch
 from support_tiers import nothing_copied_to, save_all, state_of, steps_in
 
 import trunkline as tl
-from trunkline.checkpoint.tiers.copying import StepCopy
+from trunkline.checkpoint.tiers.shard_copier import ShardCopier
 
 
 @pytest.fixture
@@ -311,16 +311,16 @@ def test_a_missing_shard_is_reported_and_does_not_block_others(run: Path, tier: 
 def test_a_step_that_is_removed_while_it_is_copied_is_no_failure(
     run: Path, tier: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    open_original = StepCopy._open
+    open_original = ShardCopier._open
 
-    def remove_first(self: StepCopy, shard: Any) -> Any:
+    def remove_first(self: ShardCopier, shard: Any) -> Any:
         shutil.rmtree(run / "step-00000001", ignore_errors=True)  # as another process
         return open_original(self, shard)
 
     checkpoints = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
     with nothing_copied_to(tier):
         save_all(checkpoints, 1, 2)
-    monkeypatch.setattr(StepCopy, "_open", remove_first)
+    monkeypatch.setattr(ShardCopier, "_open", remove_first)
     checkpoints.wait_drained()
     assert steps_in(tier) == [2]
 
@@ -328,9 +328,9 @@ def test_a_step_that_is_removed_while_it_is_copied_is_no_failure(
 def test_a_copy_is_verified_before_it_is_committed(
     run: Path, tier: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    verify = StepCopy._verify
+    verify = ShardCopier._verify
 
-    def damage(self: StepCopy, shard: Any, memory: Any) -> None:
+    def damage(self: ShardCopier, shard: Any, memory: Any) -> None:
         with Path(shard.copy).open("r+b") as file:
             file.seek(100)
             file.write(b"damage")
@@ -338,7 +338,7 @@ def test_a_copy_is_verified_before_it_is_committed(
 
     checkpoints = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
     with monkeypatch.context() as patch:
-        patch.setattr(StepCopy, "_verify", damage)
+        patch.setattr(ShardCopier, "_verify", damage)
         save_all(checkpoints, 1)
         with pytest.raises(tl.Corrupt, match=str(tier)):
             checkpoints.wait_drained()
@@ -431,14 +431,14 @@ def test_copying_is_not_faster_than_the_limit(run: Path, tier: Path) -> None:
 
 def test_progress_is_shown(run: Path, tier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     goes_on, reached = threading.Event(), threading.Event()
-    end_window = StepCopy._end_window
+    end_window = ShardCopier._end_window
 
-    def wait(self: StepCopy, nbytes: int, seconds: float) -> None:
+    def wait(self: ShardCopier, nbytes: int, seconds: float) -> None:
         end_window(self, nbytes, seconds)
         reached.set()
         goes_on.wait()
 
-    monkeypatch.setattr(StepCopy, "_end_window", wait)
+    monkeypatch.setattr(ShardCopier, "_end_window", wait)
     checkpoints = tl.Checkpointer(run, keep=1, tiers=[tl.Tier(tier, keep=None)])
     save_all(checkpoints, 1)
     reached.wait()
@@ -459,13 +459,13 @@ def test_opening_the_tier_meanwhile_changes_nothing(
 ) -> None:
     """It looks for leftovers of saves, which what is being copied must not count as."""
     opened: list[list[int]] = []
-    verify = StepCopy._verify
+    verify = ShardCopier._verify
 
-    def look(self: StepCopy, shard: Any, memory: Any) -> None:
+    def look(self: ShardCopier, shard: Any, memory: Any) -> None:
         opened.append(tl.Checkpointer(tier).steps())
         verify(self, shard, memory)
 
-    monkeypatch.setattr(StepCopy, "_verify", look)
+    monkeypatch.setattr(ShardCopier, "_verify", look)
     checkpoints = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
     save_all(checkpoints, 1)
     checkpoints.wait_drained()
@@ -699,14 +699,14 @@ def test_a_forked_child_copies_nothing_and_reports_nothing(
     run: Path, tier: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     goes_on, reached = threading.Event(), threading.Event()
-    end_window = StepCopy._end_window
+    end_window = ShardCopier._end_window
 
-    def wait(self: StepCopy, nbytes: int, seconds: float) -> None:
+    def wait(self: ShardCopier, nbytes: int, seconds: float) -> None:
         reached.set()
         goes_on.wait()
         end_window(self, nbytes, seconds)
 
-    monkeypatch.setattr(StepCopy, "_end_window", wait)
+    monkeypatch.setattr(ShardCopier, "_end_window", wait)
     checkpoints = tl.Checkpointer(run, tiers=[tl.Tier(tier)])
     save_all(checkpoints, 1)
     reached.wait()

@@ -18,9 +18,10 @@ from trunkline._tensor_io.background import start_thread
 from trunkline._tensor_io.flag import Flag
 from trunkline._trace import span
 from trunkline.checkpoint.save import saves_into
-from trunkline.checkpoint.tiers.copying import DamagedOriginalError, StepCopy
+from trunkline.checkpoint.tiers.copying import StepCopy
 from trunkline.checkpoint.tiers.listing import committed_in, last_number_in
 from trunkline.checkpoint.tiers.plan import Commit, held_steps, steps_to_copy
+from trunkline.checkpoint.tiers.shard_copier import DamagedOriginalError
 from trunkline.checkpoint.tiers.tier import Tier
 
 _log = Log("checkpoint")
