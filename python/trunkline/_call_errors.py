@@ -7,6 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from trunkline._parsing import parsed
+
 
 def explain(function: Any, message: str, positional: int, names: Sequence[str]) -> str | None:
     """Return a better message for a call that raised `message`; None if there is none.
@@ -33,9 +35,10 @@ def explain(function: Any, message: str, positional: int, names: Sequence[str]) 
 
 def _signature_of(text: str) -> inspect.Signature:
     """Read "def open(path: Path, mode: Mode = 'r') -> File"; a default may be a number after a backslash."""
-    parsed = ast.parse(re.sub(r"\\\d+", "None", text) + ": ...").body[0]
-    assert isinstance(parsed, ast.FunctionDef)
-    found = parsed.args
+    source = re.sub(r"\\\d+", "None", text) + ": ..."
+    function = parsed(lambda: ast.parse(source)).body[0]
+    assert isinstance(function, ast.FunctionDef)
+    found = function.args
     positional = [*found.posonlyargs, *found.args]
     first_default = len(positional) - len(found.defaults)
     parameters = [

@@ -1,18 +1,15 @@
 """Headers of .npy files, parsed by numpy.lib.format."""
 
 import io
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy
 from numpy.lib import format as npy_format
 
 from trunkline._errors import Corrupt, CutOff, Format, Unsupported
+from trunkline._parsing import parsed
 
-_T = TypeVar("_T")
-_ATTEMPTS = 50
 _MAX_HEADER_BYTES = 10_000  # numpy accepts no longer ones without being told to
 
 
@@ -66,7 +63,7 @@ def parse_head(head: bytes, name: str) -> NpyHeader:
     if len(head) < head_bytes(head[:12], name):
         raise CutOff(None, f"{name}: ends within the header of a .npy file, at byte {len(head)}", name)
     try:
-        shape, fortran_order, dtype, data_offset = parse_literal(lambda: _parsed_by_numpy(head))
+        shape, fortran_order, dtype, data_offset = parsed(lambda: _parsed_by_numpy(head))
     except Exception as error:  # numpy parses it as Python, whose errors are of many types
         raise Format(None, f"{name}: its .npy header cannot be parsed: {error}", name) from None
     if dtype.hasobject:
@@ -98,18 +95,6 @@ def _parsed_by_numpy(head: bytes) -> "tuple[tuple[int, ...], bool, numpy.dtype[A
         file = io.BytesIO(npy_format.magic(2, 0) + head[8:12] + text.encode("latin1"))
         npy_format.read_magic(file)
     return (*npy_format.read_array_header_2_0(file), file.tell())
-
-
-def parse_literal(parse: Callable[[], _T]) -> _T:
-    """Return parse(), which parses text as Python does.
-
-    CPython 3.11 counts the depth of all such calls in one place. Where several threads parse, and garbage is
-    collected meanwhile, they may fail with a SystemError, which says nothing about the text.
-    """
-    for _ in range(_ATTEMPTS):
-        with suppress(SystemError):
-            return parse()
-    return parse()
 
 
 def read_header(path: str, size: int) -> NpyHeader:

@@ -8,9 +8,9 @@ import numpy
 from numpy.lib import format as npy_format
 
 from trunkline import _core
+from trunkline._parsing import parsed
 from trunkline.data import _npz, _parquet
 from trunkline.data._info import IndexInfo
-from trunkline.data._npy import parse_literal
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,7 +55,7 @@ def row_dtype(info: IndexInfo) -> "numpy.dtype[Any] | None":
     """Return the dtype of the rows of .npy files; None for another format."""
     if info.format != "npy":
         return None
-    return npy_format.descr_to_dtype(parse_literal(lambda: ast.literal_eval(info.dtype)))
+    return npy_format.descr_to_dtype(parsed(lambda: ast.literal_eval(info.dtype)))
 
 
 def _row_viewer(info: IndexInfo) -> View:
