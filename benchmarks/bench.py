@@ -8,9 +8,9 @@ reads, the last of the small reads, every token that is generated.
     make bench ARGS="--only cpu,latency --rounds 9 --json"
 
 Sections: sequential, cpu, unthrottled, random, latency (the engine); samples (training data); saving,
-loading, memory, filling, overlap, nodes (checkpoints); streaming, experts, quantised (models larger than
-memory); serving (SGLang); many (a million tensors); workloads (emulated training jobs). The head of each file
-says what it measures.
+loading, memory, filling, overlap, nodes, tiers (checkpoints); streaming, experts, quantised (models larger
+than memory); serving (SGLang); many (a million tensors); workloads (emulated training jobs). The head of
+each file says what it measures.
 The numbers are also written to build/bench/bench.json. Those of a run of all sections are kept in
 benchmarks/results, from which make_tables.py makes the tables of docs/performance.md; `--keep FILE` puts
 those of some sections in the place of what FILE has of them. compare.py says what became slower.
@@ -48,6 +48,7 @@ import samples
 import saving
 import sequential
 import serving
+import tiers
 import unthrottled
 import workloads
 from guest_memory import free_memory_kept
@@ -69,6 +70,7 @@ SECTIONS: dict[str, Callable[[Workbench], list[Comparison]]] = {
     "filling": filling.measure,
     "overlap": overlap.measure,
     "nodes": nodes.measure,
+    "tiers": tiers.measure,
     "streaming": larger_models.measure,
     "experts": expert_models.measure,
     "quantised": quantised_experts.measure,

@@ -411,6 +411,11 @@ class Rank:
             self.save(step, {"seed": step, "kilobytes": 50}, block=True)
             Path(record).write_text(str(step), "ascii")
 
+    def save_until_killed_of(self, first: int, about: dict[str, Any]) -> None:
+        """Save steps from `first` on, in each the state that `about` describes, with the step as its seed."""
+        for step in itertools.count(first):
+            self.save(step, {**about, "seed": step}, block=True)
+
     def node_of_ranks(self) -> tuple[int, ...]:
         nodes: tuple[int, ...] = self.checkpointers[""]._context.nodes.node_of  # type: ignore[attr-defined]
         return nodes

@@ -132,6 +132,7 @@ _TIERS = Run(tiers=lambda root: [tl.Tier(root / "tier", every=1)])
 _INCREMENTAL = Run(incremental=True)
 _VOLUMES = Run(volumes=lambda root: [root / "first", root / "second"])
 _NODE = Run(local=True)
+_NODE_WITH_TIER = Run(local=True, tiers=lambda root: [tl.Tier(root / "tier", every=1)])
 USES: dict[str, tuple[Callable[[Path], None], Callable[[Path], None]]] = {
     "plain": (_PLAIN.prepare, _PLAIN.go_on),
     "fresh": (_PLAIN.prepare, _PLAIN.begin_anew),
@@ -140,6 +141,7 @@ USES: dict[str, tuple[Callable[[Path], None], Callable[[Path], None]]] = {
     "volumes": (_VOLUMES.prepare, _VOLUMES.go_on),
     "a node's disk": (_NODE.prepare, _NODE.go_on),
     "a node's disk, fresh": (_NODE.prepare, _NODE.begin_anew),
+    "a node's disk, and a tier": (_NODE_WITH_TIER.prepare, _NODE_WITH_TIER.go_on),
     "torch.distributed.checkpoint": (_nothing, _save_and_load_dcp),
     "export": (_PLAIN.prepare, _export),
     "samples": (_write_samples, _read_samples),

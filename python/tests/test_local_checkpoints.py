@@ -391,7 +391,6 @@ def test_listing_does_not_lock(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"tiers": [tl.Tier("other")]}, "tiers: is not supported with local=True"),
         ({"incremental": True}, "incremental: is not supported with local=True"),
         ({"writers": "node"}, "writers: is not supported with local=True"),
     ],

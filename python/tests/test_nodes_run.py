@@ -13,12 +13,15 @@ from trunkline.checkpoint.nodes.run import (
     Run,
     abandoned_steps,
     crowded_shares,
+    goes_on_from,
     loadable_saves,
     plan_continuation,
     plan_load,
     plan_refill,
     plan_removal,
     plan_save,
+    plan_tier_load,
+    related_tiers,
     saves_to_verify,
     steps_with_lost_copies,
 )
@@ -284,3 +287,73 @@ def test_saves_that_count_are_verified() -> None:
     assert saves_to_verify([Inventory(A), Inventory(B)], None, True) == []
     with pytest.raises(Refused, match="no node has a share of step 4; there are those of 1, 2, 3"):
         saves_to_verify(found, 4, False)
+
+
+def test_what_is_to_be_copied_stays() -> None:
+    plan = plan_save(
+        both(*map(entry, (1, 2, 3))), RUN, False, NewSave(4), Rules(1, None, None), held=["save 2"]
+    )
+    assert sorted(plan.removable) == ["save 1", "save 3"]
+    plan = plan_save(both(entry(3)), RUN, False, NewSave(4), Rules(1, None, None), first_number=9)
+    assert plan.entry.number == 9
+
+
+def of_run(branch: str, number: int, **continued: int) -> Entry:
+    return Entry(f"{branch} {number}", number, branch, tuple(sorted(continued.items())), (A, B), number)
+
+
+def test_which_runs_go_on_from_each_other() -> None:
+    first, second, back = of_run("b1", 3), of_run("b2", 5, b1=3), of_run("b3", 6, b1=2, b2=0)
+    assert goes_on_from(of_run("b1", 9), first)
+    assert goes_on_from(second, first)
+    assert not goes_on_from(first, second)
+    assert goes_on_from(back, second)  # it knows that run, and has gone back behind it
+    assert not goes_on_from(of_run("b3", 6, b1=2), second)
+    assert not goes_on_from(of_run("b4", 6, b1=0, b2=0), second)  # fresh=True
+
+
+def test_what_is_loaded_from_a_tier() -> None:
+    early, late = of_run("b1", 2), of_run("b1", 3)
+    other = of_run("b2", 7, b1=3)
+    nobody = [Inventory(A), Inventory("")]
+    tiers = [("slow", [early]), ("slower", [early, late])]
+
+    def plan(found: list[Inventory], step: int | None, there: Any = tiers) -> Any:
+        chosen = plan_tier_load(found, step, there)
+        return chosen and (chosen.tier, chosen.save.id)
+
+    assert plan(nobody, None, [("empty", [])]) is None
+    assert plan(nobody, None) == (1, "b1 3")
+    assert plan(nobody, 2) == (0, "b1 2")  # the first that has it
+    assert plan(nobody, 4) is None
+    here = both(early, late)
+    assert plan(here, None) is plan(here, 3) is None
+    assert plan(both(late), 2) == (0, "b1 2")
+    assert plan(here, None, [("tier", [other])]) == (0, "b2 7")  # other nodes have gone on from there
+    elsewhere = [("elsewhere", [of_run("b9", 9)]), ("tier", [other])]
+    with pytest.raises(Refused, match="the tier elsewhere holds step 9 of another run"):
+        related_tiers(here, elsewhere, fresh=False)
+    assert related_tiers(here, elsewhere, fresh=True) == [("elsewhere", []), ("tier", [other])]
+    assert related_tiers(nobody, elsewhere, fresh=False) == elsewhere
+    # The bytes of the latest step are on a node that is missing.
+    alone = both(early, late)[:1]
+    chosen = plan_tier_load(alone, None, [("tier", [early])])
+    assert chosen is not None
+    assert chosen.save == early
+    assert chosen.lost == "step 3 cannot be loaded: its bytes on node b are not here"
+    save = plan_save(alone, chosen.run, False, NewSave(3), Rules(1, None, None), first_number=3)
+    assert (save.entry.number, save.entry.history, save.removable) == (4, (("b1", 2),), ("b1 2",))
+    # What was lost does not count any more when it is back.
+    assert (
+        decide([*both(early, late), Inventory("c", (save.entry,), frozenset({save.entry.id}))]).latest
+        == save.entry
+    )
+
+
+def test_a_run_that_goes_back_within_a_tier_knows_what_was_there() -> None:
+    saves = [of_run("b1", 1), of_run("b2", 2, b1=1)]
+    chosen = plan_tier_load([Inventory(A)], 1, [("tier", saves)])
+    assert chosen is not None
+    save = plan_save([Inventory(A)], chosen.run, False, NewSave(5), Rules(1, None, None), first_number=3)
+    assert save.entry.history == (("b1", 1), ("b2", 0))
+    assert goes_on_from(save.entry, saves[1])

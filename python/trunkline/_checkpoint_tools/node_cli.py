@@ -59,6 +59,9 @@ def _ls(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         lines.append(f"the share of step {found['lost']}, which was committed last here, is gone")
     if not found["checkpoints"]:
         lines.append(f"{options.directory} has no checkpoints")
+    for tier in found.get("tiers", []):
+        steps = ", ".join(map(str, tier.get("steps", []))) or "no checkpoints yet"
+        lines.append(f"tier {tier['directory']}: {tier['error']['message'] if 'error' in tier else steps}")
     return _document(options, found), "\n".join(lines)
 
 

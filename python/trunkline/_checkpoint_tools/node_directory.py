@@ -15,6 +15,8 @@ from trunkline._progress import progress_to
 from trunkline.checkpoint.nodes.agreement import Entry
 from trunkline.checkpoint.nodes.copies import keepers_of
 from trunkline.checkpoint.nodes.node_directory import NodeDirectory, share_of
+from trunkline.checkpoint.tiers.listing import committed_in, id_of
+from trunkline.checkpoint.tiers.tier import missing_tier
 
 
 class NodeShares:
@@ -34,10 +36,12 @@ class NodeShares:
         for number, error in sorted(self._node.damaged.items()):
             found.append({"step": None, "entry": number, "error": described(error)})
         lost = self._node.lost_save()
+        tiers = [_steps_in(directory, seen=bool(id_)) for directory, id_ in self._store.tiers()]
         return {
             "node": self._node.id,
             "lost": None if lost is None else lost.step,
             "checkpoints": sorted(found, key=lambda each: int(each["entry"])),
+            **({"tiers": tiers} if tiers else {}),
         }
 
     def shown(self, step: int | None) -> dict[str, Any]:
@@ -124,6 +128,16 @@ class NodeShares:
             "in_place_of": self._in_place_of.get(entry.id),
             "metrics": dict(entry.metrics),
         }
+
+
+def _steps_in(tier: str, *, seen: bool) -> dict[str, Any]:
+    """Return the steps in a tier. seen: by this node, so that it must be there."""
+    try:
+        if seen and not id_of(tier):
+            raise missing_tier(tier)
+        return {"directory": tier, "steps": sorted(each.step for each in committed_in(tier))}
+    except OSError as error:
+        return {"directory": tier, "error": described(error)}
 
 
 def _described(manifest: CheckpointManifest, whole: dict[str, Any]) -> dict[str, Any]:

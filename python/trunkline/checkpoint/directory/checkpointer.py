@@ -97,9 +97,10 @@ class Checkpointer:
     Each node writes an equal share of the bytes to its disks, and its ranks divide that. load() reads each
     share on its node, and sends it to the others over the process group: so all nodes that have a share must
     be there, in any order, and others may be. A step counts once all nodes have committed it. Ranks that see
-    the same directory are one node. All calls are collective but verify(): also load(step), latest() and
-    steps(), metrics() and best(). A process that has saved or loaded keeps the directory of its node locked
-    until it ends. Does not support writers, incremental, tiers and open_tensors().
+    the same directory are one node. All calls are collective but verify() and drains(): also load(step),
+    latest() and steps(), metrics() and best(), locations() and wait_drained(). A process that has saved or
+    loaded keeps the directory of its node locked until it ends. Does not support writers, incremental and
+    open_tensors().
 
     copies, domain: with local=True. copies=2: a second node keeps each share as well, and writes it from its
     own memory; so a step survives the loss of any node, and with copies=3 that of any two. load() reads the
@@ -127,7 +128,9 @@ class Checkpointer:
 
     tiers: directories that some of the steps are copied to in the background, each with its own `keep`: see
     Tier. A step is removed here only when it is there. load(), latest() and steps() count what is in any of
-    them. wait_drained() waits for the copies, drains() and locations() say how far they are.
+    them. wait_drained() waits for the copies, drains() and locations() say how far they are. With local=True
+    every node copies what it has, and load() takes a step of a tier, which may be an earlier one, where nodes
+    with the bytes of the latest are missing; it warns of that (RuntimeWarning).
 
     Thread-safe, except for the order of collective calls.
     """
@@ -592,7 +595,7 @@ class Checkpointer:
         try:
             self._wait_for_last(step)
             raise_unobserved(self, self._absolute)
-            self._tiers.raise_failure("; this call saved nothing: call it again")
+            self._raise_failed_copies("; this call saved nothing: call it again")
         except Exception as error:
             mark_earlier(error)
             raise
@@ -617,6 +620,9 @@ class Checkpointer:
             raise
         self._must_check_early = False
         return handle
+
+    def _raise_failed_copies(self, more: str) -> None:
+        self._tiers.raise_failure(more)
 
     def _check_continues(self, step: int) -> None:
         self._context.store.check_continues(step)

@@ -2,13 +2,14 @@
 
 import errno
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex, TypeVar, cast
 
-from trunkline._arguments import bool_argument, count_argument, step_argument
+from trunkline._arguments import bool_argument, count_argument, seconds_argument, step_argument
 from trunkline._core import Engine
-from trunkline._errors import Corrupt, Error, Unsupported, exception_of
+from trunkline._errors import Corrupt, Error, Timeout, Unsupported, exception_of
 from trunkline._formats.checkpoint_names import step_name
 from trunkline._formats.tensor_reader import TensorReader
 from trunkline._paths import absolute_path, path_name
@@ -22,6 +23,8 @@ from trunkline.checkpoint.directory.local_load import Listed, LocalLoading, OnPr
 from trunkline.checkpoint.directory.local_refill import restore_copies
 from trunkline.checkpoint.directory.local_save import LocalContext, LocalSave
 from trunkline.checkpoint.directory.local_verify import verify
+from trunkline.checkpoint.directory.node_copies import NodeCopies
+from trunkline.checkpoint.directory.node_tiers import NodeTiers
 from trunkline.checkpoint.directory.part import Wanted
 from trunkline.checkpoint.directory.step_save import StepSave
 from trunkline.checkpoint.directory.turn import Turn
@@ -31,6 +34,8 @@ from trunkline.checkpoint.nodes.node_directory import NodeDirectory
 from trunkline.checkpoint.ranks.group import Exchange, GroupRanks, rank_error
 from trunkline.checkpoint.retention import KeepBest
 from trunkline.checkpoint.save import SaveHandle
+from trunkline.checkpoint.tiers.drain import DrainStatus
+from trunkline.checkpoint.tiers.tier import Tier, tiers_argument
 from trunkline.checkpoint.tiers.tiers import Tiers
 
 _T = TypeVar("_T")
@@ -40,7 +45,6 @@ _UNSUPPORTED = {
     "writers": "rank",
     "incremental": False,
     "full_every": None,
-    "tiers": None,
 }
 
 
@@ -62,6 +66,7 @@ class LocalCheckpointer(Checkpointer):
         process_group: Any = None,
         timeout: float = 300.0,
         staging_bytes: "int | str | None" = None,
+        tiers: "Sequence[Tier] | None" = None,
         engine: Engine | None = None,
         **others: Any,
     ) -> None:
@@ -90,9 +95,11 @@ class LocalCheckpointer(Checkpointer):
         self._has_saved = False
         self._must_check_early = False
         self._wait_for_others()
-        self._tiers = Tiers([], cast("Any", None), fresh, engine)
+        copied_to = tiers_argument(tiers, self._absolute)
+        self._tiers = Tiers([], cast("Any", None), fresh, engine)  # those of nodes are node_tiers
         options = {"keep": rules.keep, "keep_every": rules.every, "keep_best": rules.best}
         options |= {"fresh": fresh, "copies": number_of_copies}
+        options |= {"tiers": [each.options() for each in copied_to]}
         nodes, node = self._open_node(names, options)
         domains = self._domains(nodes, number_of_copies, domain)
         self._context: LocalContext = LocalContext(
@@ -109,6 +116,7 @@ class LocalCheckpointer(Checkpointer):
             domains=domains,
             path=self._absolute,
             fresh=fresh,
+            node_tiers=NodeTiers(copied_to, node, nodes.node_of[self._ranks.rank], engine, fresh),
         )
         self._context.rebase(self._ranks.collectives())
         self._local = LocalLoading(self._context, self._process_group)
@@ -232,6 +240,40 @@ class LocalCheckpointer(Checkpointer):
         """
         return self._rules_with_best().best_of(self._listed("best()").saves)
 
+    def wait(self) -> None:
+        """As Checkpointer.wait(); raises the error of a copy that this node could not make."""
+        super().wait()
+        self._context.node_tiers.raise_failure()
+
+    def wait_drained(self, timeout: float | None = None) -> None:
+        """As Checkpointer.wait_drained(), but collective: all ranks wait until all nodes have copied.
+
+        Raises RankError if another node cannot copy its part.
+        """
+        deadline = None if timeout is None else time.monotonic() + seconds_argument(timeout)
+        self.wait()
+        if not self._context.node_tiers:
+            return
+        copies = NodeCopies(self._context, self._local)
+        self._collective("wait_drained()", copies.begin)
+        while not self._collective("wait_drained()", copies.are_done):
+            if deadline is not None and time.monotonic() > deadline:
+                raise Timeout(
+                    None, f"copying to tiers: not finished after {timeout} s; it goes on, wait again"
+                )
+            copies.pause()
+
+    def drains(self) -> list[DrainStatus]:
+        """Return how far copying from this node is, on its first rank: as Checkpointer.drains()."""
+        return self._context.node_tiers.status()
+
+    def locations(self) -> dict[int, list[str]]:
+        """As Checkpointer.locations(), but collective: of the steps that can be loaded."""
+        return self._listed("locations()").where
+
+    def _raise_failed_copies(self, more: str) -> None:
+        self._context.node_tiers.raise_failure(more)
+
     def _listed(self, call: str) -> Listed:
         return self._collective(call, lambda: self._local.listed(call))
 
@@ -300,6 +342,7 @@ class LocalCheckpointer(Checkpointer):
         """
         chosen = step_argument(step)
         self._collective("delete()", lambda: delete(self._context, chosen))
+        self._context.node_tiers.forget(chosen)
 
     def open_tensors(
         self,

@@ -39,12 +39,16 @@ from trunkline.checkpoint.nodes.record import entry_of, json_of
 from trunkline.checkpoint.nodes.run import (
     LoadPlan,
     Run,
+    TierPlan,
+    TierSaves,
     abandoned_steps,
     latest_step,
     loadable_saves,
     metrics_of,
     plan_continuation,
     plan_load,
+    plan_tier_load,
+    related_tiers,
     steps_with_lost_copies,
 )
 from trunkline.checkpoint.ranks.group import Exchange, rank_error
@@ -89,12 +93,14 @@ class _Slice(NamedTuple):
 class Listed(NamedTuple):
     """What nodes have.
 
-    latest: the latest step, whether or not it can be loaded. saves: those that can be, in the order in which
-    they were committed, with their metrics.
+    latest: the latest step, whether or not it can be loaded; with tiers, what load() returns. saves: those
+    that can be, in the order in which they were committed, with their metrics. where: the directories that
+    have each of them.
     """
 
     latest: int | None
     saves: list[tuple[int, dict[str, float]]]
+    where: dict[int, list[str]]
 
     @property
     def steps(self) -> list[int]:
@@ -114,15 +120,24 @@ class LocalLoading:
         """Find out what there is."""
 
         def work(exchange: Exchange | None) -> Any:
-            offered = self._entries(lock=False)
+            offered = self.entries(lock=False)
             return combine(exchange, "entries", offered, self._listed, f"{call} failed")
 
         found = self._context.together(call, _BUT, work)
         if "problem" in found:
             raise refusal(self._context, found["problem"], call)
         return Listed(
-            found["latest"], [(each.step, metrics_of(each)) for each in map(entry_of, found["saves"])]
+            found["latest"],
+            [(each.step, metrics_of(each)) for each in map(entry_of, found["saves"])],
+            self._where(found["here"], dict(found["in_tiers"])),
         )
+
+    def _where(self, here: list[int], in_tiers: dict[int, list[int]]) -> dict[int, list[str]]:
+        """Return the directories that have each step, as this rank names them."""
+        where = {step: [self._context.directory] for step in here}
+        for step, tiers in in_tiers.items():
+            where.setdefault(step, []).extend(map(self._context.node_tiers.directory, tiers))
+        return dict(sorted(where.items()))
 
     def load(self, step: int | None, into: Any, wanted: Wanted) -> tuple[int, Any]:
         """Load a step (None: the latest); return its number and the state."""
@@ -143,7 +158,7 @@ class LocalLoading:
         self, exchange: Exchange | None, step: int | None, into: Any, wanted: Wanted
     ) -> tuple[int, Any]:
         context = self._context
-        plans: list[LoadPlan] = []  # on rank 0
+        plans: list[LoadPlan | TierPlan] = []  # on rank 0: what is loaded
         try:
             found = self._found(exchange, step, plans, lock=True)
         except BaseException:
@@ -153,18 +168,53 @@ class LocalLoading:
         save = self._chosen(found)
         if context.ranks.size > 1:
             context.begin_load(save.step)
+        if "tier" in found:
+            state = self._read_copy(exchange, found, save, into, wanted)
+            self._go_on(plans[0].run if plans else Run(), save)
+            return save.step, state
         state = self._read_save(exchange, save, found["there"], into, wanted)
         if found["is_latest"]:
             context.run = Run.of(self._commit(exchange, plans, found["counting"]))
         else:
             context.run = plans[0].run if plans else Run()
-        context.fresh, context.attempt = False, None
+        self._go_on(context.run, save)
+        return save.step, state
+
+    def _go_on(self, run: Run | None, save: Entry) -> None:
+        """Note that the run goes on from what was loaded."""
+        context = self._context
+        context.run, context.fresh, context.attempt = run, False, None
+        context.node_tiers.go_on()
         if context.node is not None:
             context.node.take_over()
         if context.ranks.size > 1:
             context.complete_load(save.step, save.id)
         _log.info("%s: step %d is loaded", context.directory, save.step)
-        return save.step, state
+
+    def _read_copy(
+        self, exchange: Exchange | None, found: dict[str, Any], save: Entry, into: Any, wanted: Wanted
+    ) -> Any:
+        """Return the state of a step in a tier, or `into` filled with it. Every rank reads by itself."""
+        reader = self._context.node_tiers.reader(found["tier"])
+        try:
+            manifest = reader.open_manifest(save.step)
+        except FileNotFoundError as error:
+            raise Error(
+                None,
+                f"{reader.directory} has no step {save.step}, which rank 0 finds there; check that it is "
+                "mounted on this node, and that nothing else changes it",
+                reader.directory,
+            ) from error
+        if manifest.commit != save.number:
+            raise Error(
+                None,
+                f"{reader.directory}: step {save.step} is another save's than rank 0 finds; check that it is "
+                "the same directory on all nodes, and that nothing else changes it",
+                reader.directory,
+            )
+        state = reader.load(save.step, manifest, into, wanted)
+        combine(exchange, "loaded", None, lambda _: None, _BUT)
+        return state
 
     def read(self, exchange: Exchange | None, step: int | None, on_progress: OnProgress) -> tuple[int, Any]:
         """Return a step (None: the latest) and its state; nothing is locked or changed to go on from it.
@@ -187,7 +237,7 @@ class LocalLoading:
         self,
         exchange: Exchange | None,
         step: int | None,
-        plans: list[LoadPlan],
+        plans: list[LoadPlan | TierPlan],
         *,
         lock: bool,
         topic: str = "entries",
@@ -197,7 +247,7 @@ class LocalLoading:
         found: dict[str, Any] = combine(
             exchange,
             topic,
-            self._entries(lock=lock),
+            self.entries(lock=lock),
             lambda offered: context.planned(offered, lambda found: self._plan(found, step, plans)),
             _BUT,
         )
@@ -217,7 +267,7 @@ class LocalLoading:
             warn_without_failing(text, caller())
         return entry_of(found["save"])
 
-    def _entries(self, *, lock: bool) -> Any:
+    def entries(self, *, lock: bool = False) -> Any:
         """Return what this node has, on its first rank."""
         node = self._context.node
         if node is None:
@@ -233,13 +283,43 @@ class LocalLoading:
         return inventory_in_json(node.inventory())
 
     def _listed(self, offered: list[Any]) -> dict[str, Any]:
-        return self._context.planned(
-            offered,
-            lambda found: {"latest": latest_step(found), "saves": list(map(json_of, loadable_saves(found)))},
-        )
+        return self._context.planned(offered, self._list)
 
-    def _plan(self, found: list[Inventory], step: int | None, plans: list[LoadPlan]) -> dict[str, Any]:
+    def _list(self, found: list[Inventory]) -> dict[str, Any]:
+        """Return, on rank 0, the latest step, and what can be loaded."""
+        related = self._related_tiers(found)
+        plan = plan_tier_load(found, None, related)
+        here = loadable_saves(found)
+        by_step = {each.step: each for each in here}
+        in_tiers: dict[int, list[int]] = {}
+        for tier, (_, saves) in enumerate(related):
+            for each in saves:
+                by_step.setdefault(each.step, each)
+                in_tiers.setdefault(each.step, []).append(tier)
+        return {
+            "latest": latest_step(found) if plan is None else plan.save.step,
+            "saves": [json_of(each) for each in sorted(by_step.values(), key=lambda each: each.number)],
+            "here": [each.step for each in here],
+            "in_tiers": sorted(in_tiers.items()),
+        }
+
+    def _related_tiers(self, found: list[Inventory]) -> list[TierSaves]:
+        tiers = self._context.node_tiers
+        there = [(tiers.directory(index), each) for index, each in enumerate(tiers.saves_in_tiers())]
+        return related_tiers(found, there, fresh=tiers.fresh)
+
+    def _plan(
+        self, found: list[Inventory], step: int | None, plans: list[LoadPlan | TierPlan]
+    ) -> dict[str, Any]:
         """Decide what is loaded, on rank 0."""
+        copy = plan_tier_load(found, step, self._related_tiers(found))
+        if copy is not None:
+            plans.append(copy)
+            return {
+                "save": json_of(copy.save),
+                "tier": copy.tier,
+                "warnings": self._about_lost_steps(copy),
+            }
         plan = plan_load(found, step)
         if plan is None:
             return {"nothing": True}
@@ -256,6 +336,16 @@ class LocalLoading:
             ]
             + self._about_lost_copies(found),
         }
+
+    def _about_lost_steps(self, copy: TierPlan) -> list[str]:
+        if copy.lost is None:
+            return []
+        return [
+            f"{self._context.directory}: {copy.lost}. Step {copy.save.step} is loaded from the tier "
+            f"{self._context.node_tiers.directory(copy.tier)} instead, and the run goes on from there. "
+            "To load the later step, bring back those nodes (their ids are in trunkline-node.json) before "
+            "anything is saved"
+        ]
 
     def _about_lost_copies(self, found: list[Inventory]) -> list[str]:
         texts = []
@@ -295,7 +385,9 @@ class LocalLoading:
                 return whole
         raise AssertionError("a save is on one node or more")
 
-    def _commit(self, exchange: Exchange | None, plans: list[LoadPlan], counting: list[str]) -> Entry:
+    def _commit(
+        self, exchange: Exchange | None, plans: list[LoadPlan | TierPlan], counting: list[str]
+    ) -> Entry:
         """Step 4 of a load: commit its entry on all nodes. counting: what is marked with it."""
         node = self._context.node
         if node is not None:

@@ -15,6 +15,7 @@ from trunkline._errors import Corrupt, Error, Unsupported, exception_of
 from trunkline._logging import Log
 from trunkline._warnings import warn_without_failing
 from trunkline.checkpoint.directory import shards as shard_files
+from trunkline.checkpoint.directory.node_tiers import NodeTiers, plan_tasks
 from trunkline.checkpoint.directory.shares import Piece, divide, limited, spread
 from trunkline.checkpoint.directory.step_save import FEW_TENSORS, SaveContext, StepSave
 from trunkline.checkpoint.lock_wait import retry_while_locked
@@ -46,6 +47,7 @@ class LocalContext(SaveContext):
     before the first save or load. attempt: what it is if the save counts that was begun last, and has not
     succeeded. fresh: the first save starts over. must_read: the directory may
     have changed, as when a save has failed. must_collect: it may have shards that no manifest names.
+    node_tiers: where saves are copied to.
     """
 
     nodes: Nodes = field(default_factory=lambda: Nodes((0,)))
@@ -58,6 +60,7 @@ class LocalContext(SaveContext):
     fresh: bool = False
     must_read: bool = True
     must_collect: bool = True
+    node_tiers: NodeTiers = field(default_factory=lambda: NodeTiers([], None, 0, None, fresh=False))
 
     @property
     def directory(self) -> str:
@@ -178,6 +181,7 @@ class LocalSave(StepSave):
         if context.loaded is self._loaded:
             context.forget_loads()
         self._clean_up()
+        context.node_tiers.assign(self._placement["to_copy"])
         return None
 
     def _offer(self) -> Any:
@@ -195,7 +199,7 @@ class LocalSave(StepSave):
             node.store.collect()
             self._context.must_collect = False
         node.make_id()
-        return inventory_in_json(node.inventory())
+        return {**inventory_in_json(node.inventory()), "not_copied": self._context.node_tiers.failures()}
 
     def _plan(self, offered: list[Any]) -> dict[str, Any]:
         """Choose the entry, on rank 0."""
@@ -206,17 +210,34 @@ class LocalSave(StepSave):
             "collectives": self._collectives,
             "loaded": self._loaded,
         }
+        context.node_tiers.note_failures([each["not_copied"] for each in context.of_nodes(offered)[1:]])
         return {**compared, **context.planned(offered, self._plan_entry)}
 
     def _plan_entry(self, found: list[Inventory]) -> dict[str, Any]:
-        context = self._context
+        context, tiers = self._context, self._context.node_tiers
         measured = tuple(metrics_in_manifest(self._metrics).items())
         run = after_failure(found, context.run, context.attempt)
         new = NewSave(self._step, context.kept_by, measured)
-        plan = plan_save(found, run, context.fresh, new, context.rules)
+        waiting = tiers.waiting(found) if tiers and run is not None else []
+        plan = plan_save(
+            found,
+            run,
+            context.fresh,
+            new,
+            context.rules,
+            first_number=tiers.first_number(),
+            held=tiers.held(waiting),
+        )
+        tiers.check(plan.entry)
         left = () if run is None else run.left
         context.attempt = Run(plan.entry.branch, plan.entry.history, left=left)
-        return {"entry": json_of(plan.entry), "counting": plan.counting, "removable": plan.removable}
+        to_copy = [each for each in waiting if plan.entry.continues(each)]
+        return {
+            "entry": json_of(plan.entry),
+            "counting": plan.counting,
+            "removable": plan.removable,
+            "to_copy": plan_tasks(found, to_copy, plan.entry) if tiers else [],
+        }
 
     def _volumes(self) -> int | None:
         node = self._context.node

@@ -228,12 +228,12 @@ def needed_damaged(inventories: Iterable[Inventory]) -> tuple[str, str] | None:
     return None
 
 
-def next_history(inventories: Iterable[Inventory], chosen: Entry | None) -> History:
+def next_history(inventories: Iterable[Inventory], chosen: Entry | None, also: Iterable[str] = ()) -> History:
     """Return the history of a run of these nodes that continues from `chosen`; None: from nothing.
 
-    All branches that they know are in it, so that their entries are superseded by those of the run.
+    All branches that they know are in it, and those of `also`, so that the run supersedes their entries.
     """
-    known: dict[str, int] = {}
+    known: dict[str, int] = dict.fromkeys(also, 0)
     for each in inventories:
         for entry in each.prepared:
             known.update(dict.fromkeys([entry.branch, *(name for name, _ in entry.history)], 0))

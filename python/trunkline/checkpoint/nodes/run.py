@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, permutations
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from trunkline.checkpoint.nodes.agreement import (
     Decision,
@@ -26,7 +26,8 @@ class Run:
     """What a run of the nodes has loaded or saved. Rank 0 needs it.
 
     branch, history: of its entries; empty if it has none. Then it goes on from `start`, an earlier save,
-    where `latest` was the id of the latest entry. left: the ids of saves that it goes back behind.
+    where `latest` was the id of the latest entry. left: the ids of saves that it goes back behind. known:
+    branches that it knows from elsewhere than its nodes.
     """
 
     branch: str = ""
@@ -34,6 +35,7 @@ class Run:
     start: Entry | None = None
     latest: str = ""
     left: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, entry: Entry) -> "Run":
@@ -95,9 +97,18 @@ class NewSave(NamedTuple):
 
 
 def plan_save(
-    found: Sequence[Inventory], run: Run | None, fresh: bool, new: NewSave, rules: Rules
+    found: Sequence[Inventory],
+    run: Run | None,
+    fresh: bool,
+    new: NewSave,
+    rules: Rules,
+    *,
+    first_number: int = 1,
+    held: Collection[str] = (),
 ) -> SavePlan:
     """Plan a save. found: of all nodes of the run, each with an id. run: None before its first save.
+
+    first_number: the least number of its entry. held: the ids of saves that retention must leave.
 
     Raises Refused if these nodes have checkpoints that the run does not continue from.
     """
@@ -113,13 +124,14 @@ def plan_save(
         raise Refused("exists", f"another run has saved step {latest.step} meanwhile; call load() first")
     if run is None or not run.branch:
         start = None if run is None else run.start
-        branch, history = secrets.token_hex(8), next_history(found, start)
+        known = () if run is None else run.known
+        branch, history = secrets.token_hex(8), next_history(found, start, known)
     else:
         branch, history = run.branch, run.history
     nodes = tuple(each.node for each in found)
     entry = Entry(
         secrets.token_hex(16),
-        next_number(found),
+        max(next_number(found), first_number),
         branch,
         history,
         nodes,
@@ -129,8 +141,8 @@ def plan_save(
     )
     gone = {each.id for each in decision.failed}
     if run is not None:
-        saves = [each for each in decision.saves if each.id not in run.left]
-        gone |= _removable(decision, saves, entry, rules)
+        saves = [each for each in decision.saves if each.id not in run.left and entry.continues(each)]
+        gone |= _removable(decision, saves, entry, rules) - set(held)
         if rules.keep is not None:
             gone |= set(run.left) | {each.id for each in decision.undecided if entry.supersedes(each)}
     gone |= _superfluous(found, decision, gone)
@@ -186,6 +198,105 @@ def _superfluous(found: Sequence[Inventory], decision: Decision, gone: Collectio
     needed = {each.id for each in decision.saves if each.id not in gone and _lacks_nodes(decision, each)}
     every = [each for inventory in found for each in inventory.prepared]
     return {each.id for each in every if each.base is not None and each.base not in needed}
+
+
+def goes_on_from(entry: Entry, other: Entry) -> bool:
+    """Whether the run of an entry is that of `other`, or knows it and goes on from what that went on from."""
+    if entry.branch == other.branch:
+        return True
+    history = dict(entry.history)
+    lineage = {other.branch, *(branch for branch, last in other.history if last > 0)}
+    return other.branch in history and any(history.get(branch, 0) > 0 for branch in lineage)
+
+
+def branches_of(entry: Entry) -> tuple[str, ...]:
+    """Return the branches that a run knows that has seen an entry."""
+    return (entry.branch, *(branch for branch, _ in entry.history))
+
+
+def _are_related(here: Entry, newest: Entry) -> bool:
+    """Whether one of two runs goes on from the other."""
+    return goes_on_from(here, newest) or newest.supersedes(here)
+
+
+# The directory of a tier, and the saves there, in the order of their numbers.
+TierSaves: TypeAlias = tuple[str, Sequence[Entry]]
+
+
+def related_tiers(found: Sequence[Inventory], tiers: Sequence[TierSaves], *, fresh: bool) -> list[TierSaves]:
+    """Return what is in tiers of the run whose saves the nodes have, if they have any.
+
+    Raises Refused for tiers of another run; if this one is to start over, `fresh`, they count as empty.
+    """
+    here = _decide(found).latest
+    related: list[TierSaves] = []
+    for directory, saves in tiers:
+        if here is None or not saves or _are_related(here, saves[-1]):
+            related.append((directory, saves))
+        elif fresh:
+            related.append((directory, []))
+        else:
+            raise Refused(
+                "exists",
+                f"the tier {directory} holds step {saves[-1].step} of another run; name another directory "
+                "for the tier, or pass fresh=True to start over",
+            )
+    return related
+
+
+class TierPlan(NamedTuple):
+    """A save to load from a tier. tier: its index. lost: why a later one is not loaded; None: there is none.
+
+    run: goes on from there.
+    """
+
+    tier: int
+    save: Entry
+    lost: str | None
+    run: Run
+
+
+def plan_tier_load(
+    found: Sequence[Inventory],
+    step: int | None,
+    tiers: Sequence[TierSaves],
+) -> TierPlan | None:
+    """Plan a load from a tier; None: what the nodes have is to be loaded, or there is nothing anywhere.
+
+    tiers: as related_tiers() returns them. From a tier come the latest save where the nodes have none, where
+    not all of its bytes are on the nodes that are here, or where another run has gone on from what they have;
+    and steps that they do not have.
+    """
+    decision = _decide(found)
+    here = decision.latest
+    newest = max(
+        ((number, saves[-1]) for number, (_, saves) in enumerate(tiers) if saves),
+        key=lambda each: (each[1].number, -each[0]),
+        default=None,
+    )
+    if newest is None:
+        return None
+
+    def planned(tier: int, save: Entry, lost: str | None = None) -> TierPlan:
+        latest, known = "" if here is None else here.id, branches_of(tiers[tier][1][-1])
+        return TierPlan(tier, save, lost, Run(start=save, latest=latest, known=known))
+
+    if step is not None:
+        if any(each.step == step for each in _loadable_saves(decision)):
+            return None
+        copies = [(tier, each) for tier, (_, saves) in enumerate(tiers) for each in saves]
+        same = [each for each in copies if each[1].step == step]
+        last = max(same, key=lambda each: (each[1].number, -each[0]), default=None)
+        return None if last is None else planned(*last)
+    if here is None or newest[1].supersedes(here):
+        return planned(*newest)
+    absent = _missing_owners(decision, decision.save or here)
+    if decision.save is not None and not absent:
+        return None
+    lost = (
+        f"step {here.step} cannot be loaded: its bytes on {', '.join(absent) or 'other nodes'} are not here"
+    )
+    return planned(*newest, lost)
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ import itertools
 import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from trunkline import _exit_hook
 from trunkline._core import CheckpointStore, Engine
-from trunkline._errors import Cancelled, Error
+from trunkline._errors import Cancelled, Error, reword
 from trunkline._logging import Log
 from trunkline._tensor_io.at_exit import end_by_failure, say
 from trunkline._tensor_io.background import start_thread
@@ -47,6 +47,20 @@ class DrainStatus(NamedTuple):
     error: BaseException | None
 
 
+class NotNeededError(Exception):
+    """The step that is copied is not to be copied any more."""
+
+
+class Copy(Protocol):
+    """One copy of one step, such as a StepCopy."""
+
+    def progress(self) -> tuple[int, int]:
+        """Return the bytes that were moved, and how many these will be."""
+
+    def run(self, before_commit: Callable[[], None], keep: int | None) -> list[OSError]:
+        """Make the copy, and remove all but the last `keep` ones; return what could not be removed."""
+
+
 class Drain:
     """Copies the steps of one directory to one tier.
 
@@ -80,7 +94,7 @@ class Drain:
         self._error: BaseException | None = None  # of the last copy
         self._news: tuple[Commit | None, BaseException] | None = None  # a failure that was not raised
         self._is_known_as_others = False  # an error has said that the tier is another run's
-        self._copying: tuple[Commit, StepCopy] | None = None
+        self._copying: tuple[Commit, Copy] | None = None
         _drains.add(self)
 
     def connect(
@@ -216,7 +230,7 @@ class Drain:
             self._check_run()
         except FileExistsError:
             self._queue = []
-            self._settled = set(committed_in(self._source.directory, self.tier.every))  # none waits for it
+            self._settled = set(self._plan()[0])  # none waits for it
             _settled_in[self._directories] = frozenset(self._settled)
             raise
         self.look()
@@ -267,6 +281,8 @@ class Drain:
             if not self._stop.is_set():
                 raise
             return False
+        except NotNeededError:
+            return True
         except DamagedOriginalError as error:
             if not self._is_gone(commit):
                 self._damaged.add(commit)
@@ -299,7 +315,7 @@ class Drain:
         for problem in self.store.collect_if_used()["problems"]:
             _log.warn("while cleaning up %s: %s", self.tier.directory, problem)
 
-    def _begin(self, commit: Commit) -> StepCopy | None:
+    def _begin(self, commit: Commit) -> Copy | None:
         """Open the step; None: it was removed or replaced meanwhile."""
         try:
             manifest = self._source.open_manifest(commit.step)
@@ -336,6 +352,16 @@ class Drain:
         self._ended.set()
         self._copying = self._error = self._news = None
         self._requested = 0
+
+
+def raise_failures(drains: Sequence[Drain], more: str = "") -> None:
+    """Raise the error of a copy that has failed, if it was not raised before. more: what to do."""
+    for drain in drains:
+        error = drain.take_error()
+        if error is not None:
+            if more and isinstance(error, Error):
+                reword(error, f"{error}{more}")
+            raise error
 
 
 def _named(error: BaseException, what: str) -> BaseException:

@@ -4,12 +4,16 @@ Commits of two runs may have the same numbers, so they cannot show whose a step 
 directory that steps were copied from, the last one at the end: a run that has loaded from the tier, maybe on
 another machine, goes on there. It is written while the tier is locked, before the first copy of a directory
 is committed, and when a Checkpointer of the tier itself saves.
+
+Steps of nodes (local=True) have no directory as their origin, but the run that saved them: the id is "nodes:"
+and its branch, and "saves" has the entry of each step (nodes/agreement.py).
 """
 
 import hashlib
 import json
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from trunkline import _core
 from trunkline._errors import system_errors
@@ -42,19 +46,34 @@ def is_damaged(directory: str) -> bool:
     return not _read(directory, missing=["no file"])
 
 
+def saves_of(directory: str) -> list[Any]:
+    """Return what write_origins() has recorded of the saves in the tier; empty if nothing is known."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        found = (_read_file(directory) or {}).get("saves")
+        return found if isinstance(found, list) else []
+    return []
+
+
 def _read(directory: str, missing: list[str] | None = None) -> list[str] | None:
     """Return the ids; None if the file cannot be understood, `missing` if there is none."""
     try:
-        with system_errors(f"read {directory}/{NAME}", directory):
-            about = json.loads((Path(directory) / NAME).read_bytes())
+        about = _read_file(directory)
     except (FileNotFoundError, NotADirectoryError):
         return missing
+    found = None if about is None else about.get("ids")
+    return found if isinstance(found, list) and all(isinstance(each, str) for each in found) else None
+
+
+def _read_file(directory: str) -> dict[str, Any] | None:
+    """Return what the file says; None if that cannot be understood."""
+    try:
+        with system_errors(f"read {directory}/{NAME}", directory):
+            about = json.loads((Path(directory) / NAME).read_bytes())
     except ValueError:
         return None
     if not isinstance(about, dict) or about.get("format") != _FORMAT or about.get("version") != _VERSION:
         return None
-    found = about.get("ids")
-    return found if isinstance(found, list) and all(isinstance(each, str) for each in found) else None
+    return about
 
 
 def origin_of(directory: str) -> str:
@@ -62,11 +81,16 @@ def origin_of(directory: str) -> str:
     return (origins_of(directory) or [""])[-1]
 
 
-def write_origins(directory: str, ids: list[str]) -> None:
-    """Put the ids on record, durably. The caller has locked the tier."""
-    text = json.dumps({"format": _FORMAT, "version": _VERSION, "ids": ids}, indent=1) + "\n"
+def write_origins(directory: str, ids: list[str], saves: list[Any] | None = None) -> None:
+    """Put the ids on record, durably. The caller has locked the tier.
+
+    saves: of the nodes whose steps are in the tier; None: its steps are not those of nodes.
+    """
+    about: dict[str, Any] = {"format": _FORMAT, "version": _VERSION, "ids": ids}
+    if saves is not None:
+        about["saves"] = saves
     with replacing(f"{directory}/{NAME}") as file:
-        file.write(text.encode())
+        file.write((json.dumps(about, indent=1) + "\n").encode())
 
 
 def identity_of(directory: str) -> str:

@@ -1,4 +1,4 @@
-"""Copies shards of a step to a tier, compares what is read with their checksums, and reads the copies back."""
+"""Copies shards of a step to a tier: what is read is compared with checksums, and copies are read back."""
 
 import mmap
 import os

@@ -1,11 +1,13 @@
 """A directory that steps are copied to: trunkline.Tier."""
 
+import errno
 import os
 from collections.abc import Iterable
 from typing import Any, SupportsIndex
 
 from trunkline._arguments import count_argument, items_argument, keep_argument
 from trunkline._core import parse_size
+from trunkline._errors import exception_of
 from trunkline._paths import absolute_path
 from trunkline.checkpoint.tiers.hung import read_beside
 
@@ -46,6 +48,19 @@ class Tier:
     def options(self) -> list[Any]:
         """Return what must be the same on all ranks."""
         return [self.directory, self.every, self.keep, self.bytes_per_second]
+
+
+def missing_tier(directory: str) -> Exception:
+    """Make the error for a tier that is on record and not there."""
+    return exception_of("system", errno.EIO, about_missing_tier(directory), directory)
+
+
+def about_missing_tier(directory: str) -> str:
+    """Return what to do about a tier that is on record and not there."""
+    return (
+        f"the tier {directory} does not exist any more; mount its disk if it is not mounted. If the "
+        "directory was removed, make an empty one in its place"
+    )
 
 
 def tiers_argument(value: Any, directory: str) -> list[Tier]:

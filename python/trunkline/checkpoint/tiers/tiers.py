@@ -9,11 +9,11 @@ from typing import TypeVar
 
 from trunkline import _exit_hook
 from trunkline._core import CheckpointStore, Engine
-from trunkline._errors import Error, Timeout, exception_of, reword
+from trunkline._errors import Error, Timeout, exception_of
 from trunkline._logging import Log
 from trunkline._waits import Wait
 from trunkline.checkpoint.lock_wait import retry_while_locked
-from trunkline.checkpoint.tiers.drain import Drain, DrainStatus
+from trunkline.checkpoint.tiers.drain import Drain, DrainStatus, raise_failures
 from trunkline.checkpoint.tiers.hung import read_beside
 from trunkline.checkpoint.tiers.listing import committed_in, last_number_in
 from trunkline.checkpoint.tiers.origin import (
@@ -26,7 +26,7 @@ from trunkline.checkpoint.tiers.origin import (
     write_origins,
 )
 from trunkline.checkpoint.tiers.plan import Commit, newest_of, source_of
-from trunkline.checkpoint.tiers.tier import Tier
+from trunkline.checkpoint.tiers.tier import Tier, about_missing_tier, missing_tier
 
 _log = Log("checkpoint")
 
@@ -168,7 +168,7 @@ class Tiers:
             if steps and not place.fresh:
                 raise self._of_another_run(place, steps)
             if self._is_missing(place):
-                _log.warn("%s", self._missing(place))
+                _log.warn("%s", about_missing_tier(place.directory))
         return positions
 
     def _warn_of_other_line(self, place: _Place, source: Sequence[Commit]) -> None:
@@ -260,12 +260,7 @@ class Tiers:
 
     def raise_failure(self, more: str = "") -> None:
         """Raise the error of a copy that has failed, if it was not raised before. more: what to do."""
-        for place in self._places:
-            error = place.drain.take_error()
-            if error is not None:
-                if more and isinstance(error, Error):
-                    reword(error, f"{error}{more}")
-                raise error
+        raise_failures([place.drain for place in self._places], more)
 
     def wait(self, timeout: float | None = None) -> None:
         """Copy what is to be copied, and wait for it; raise the first error. Raises Timeout."""
@@ -411,13 +406,7 @@ class Tiers:
 
     def _check_mounted(self, place: _Place) -> None:
         if self._is_missing(place):
-            raise exception_of("system", errno.EIO, self._missing(place), place.directory)
-
-    def _missing(self, place: _Place) -> str:
-        return (
-            f"the tier {place.directory} does not exist any more; mount its disk if it is not mounted. If "
-            "the directory was removed, make an empty one in its place"
-        )
+            raise missing_tier(place.directory)
 
     def _of_another_run(self, place: _Place, steps: list[int]) -> Exception:
         which = "which was" if len(steps) == 1 else "which were"
