@@ -12,7 +12,7 @@ import torch  # noqa: E402
 
 from trunkline.transformers._packing import default_location  # noqa: E402
 from trunkline.transformers.hub import find_model  # noqa: E402
-from trunkline.transformers.stored_model import Checkpoint, read_checkpoint  # noqa: E402
+from trunkline.transformers.stored_model import StoredModel, read_stored_model  # noqa: E402
 
 _COMMON = {
     "vocab_size": 97,
@@ -77,14 +77,14 @@ def prompt(rows: int = 2, length: int = 9) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def checkpoint_of(folder: Path, dtype: torch.dtype | None = None) -> Checkpoint:
+def stored_model_of(folder: Path, dtype: torch.dtype | None = None) -> StoredModel:
     """Read the folder as from_pretrained does."""
-    return read_checkpoint(find_model(folder), dtype, None)
+    return read_stored_model(find_model(folder), dtype, None)
 
 
 def pack_directory(folder: Path, dtype: torch.dtype | None = None) -> Path:
     """Return where the pack of a folder is, or would be, by default."""
-    [directory] = default_location(checkpoint_of(folder, dtype)).directories
+    [directory] = default_location(stored_model_of(folder, dtype)).directories
     return directory
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from support_log import logged
-from support_models import checkpoint_of, make_folder
+from support_models import make_folder, stored_model_of
 
 import trunkline as tl
 from trunkline import _waits
@@ -90,7 +90,7 @@ def test_a_pack_that_waits_for_another_process(
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "mixtral"])
 def test_whether_files_are_read_in_place(caplog: pytest.LogCaptureFixture, tmp_path: Path, kind: str) -> None:
     folder = make_folder(tmp_path / "model", kind)
-    reason = checkpoint_of(folder).why_pack()
+    reason = stored_model_of(folder).why_pack()
     with logged(caplog) as records:
         tl.transformers.from_pretrained(folder, memory_budget="2MB")
     expected = "the files are read in place"

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support_forked import exit_codes, start_code
-from support_models import checkpoint_of, make_folder, pack_directory, prompt, shift, stock
+from support_models import make_folder, pack_directory, prompt, shift, stock, stored_model_of
 
 import trunkline as tl
 from trunkline._streaming import location as pack_location
@@ -349,7 +349,7 @@ def test_a_manifest_does_not_come_back(
     for path in folder.glob("*.safetensors"):
         os.utime(path, ns=(1, 1))
     location = PackLocation((a,))
-    checkpoint = checkpoint_of(folder)
+    checkpoint = stored_model_of(folder)
     sums = packing.Source.data_checksums
 
     def removed(source: packing.Source) -> list[int]:
@@ -526,7 +526,7 @@ def test_files_that_change_while_they_are_loaded_are_told(
 
 def test_a_time_that_is_compared_is_of_the_past(folder: Path) -> None:
     """What is written after the look, and in the same tick of the kernel's clock, would have the same one."""
-    headers = checkpoint_of(folder).headers
+    headers = stored_model_of(folder).headers
     for header in headers:
         os.utime(header.path)
     looked = packing.file_versions(headers)

@@ -57,7 +57,7 @@ from trunkline.transformers._placement import (
 from trunkline.transformers._prompt_parts import prompt_modules
 from trunkline.transformers._routing_record import recording
 from trunkline.transformers.hub import find_model
-from trunkline.transformers.stored_model import Checkpoint, read_checkpoint
+from trunkline.transformers.stored_model import StoredModel, read_stored_model
 
 _log = Log("transformers")
 
@@ -150,10 +150,10 @@ def from_pretrained(
         )
     with span("stream", "from_pretrained", str(found.path)):
         with span("stream", "read config and headers", str(found.path)):
-            checkpoint = read_checkpoint(found, dtype, unit, making)
-        experts = [] if checkpoint.routed is None else checkpoint.routed.experts
-        with recording(routing_trace, checkpoint.name, experts) as record:
-            model = _load(checkpoint, memory, wanted, making)
+            stored_model = read_stored_model(found, dtype, unit, making)
+        experts = [] if stored_model.routed is None else stored_model.routed.experts
+        with recording(routing_trace, stored_model.name, experts) as record:
+            model = _load(stored_model, memory, wanted, making)
             record(model)
         return model
 
@@ -182,32 +182,35 @@ class _OpenedWeights:
     location: PackLocation | None
 
 
-def _open_in_place(checkpoint: Checkpoint) -> _OpenedWeights:
-    _log.info("%s: the files are read in place", checkpoint.folder)
-    paths = [header.path for header in checkpoint.headers]
-    before = pack_files.file_versions(checkpoint.headers)
+def _open_in_place(stored_model: StoredModel) -> _OpenedWeights:
+    _log.info("%s: the files are read in place", stored_model.folder)
+    paths = [header.path for header in stored_model.headers]
+    before = pack_files.file_versions(stored_model.headers)
     return _OpenedWeights(
         streamed=[_core.open(path) for path in paths],
         reopened=[_core.open(path) for path in paths],
         paths=paths,
-        places={name: checkpoint.weights.stored[name] for name in checkpoint.order},
-        source=str(checkpoint.folder),
+        places={name: stored_model.weights.stored[name] for name in stored_model.order},
+        source=str(stored_model.folder),
         remedy="restore or download the file, then load the model again",
-        in_place=checkpoint.headers,
+        in_place=stored_model.headers,
         before=before,
         location=None,
     )
 
 
 def _open_pack(
-    checkpoint: Checkpoint, memory: Memory, location: PackLocation | None, why: str
+    stored_model: StoredModel, memory: Memory, location: PackLocation | None, why: str
 ) -> _OpenedWeights:
     """Open the pack, which is made unless it exists. Raises Error with ENOSPC."""
-    _log.info("%s: the weights are read from a pack: %s", checkpoint.folder, why)
+    _log.info("%s: the weights are read from a pack: %s", stored_model.folder, why)
     if location is None:
-        location = default_location(checkpoint)
+        location = default_location(stored_model)
     manifest, files, _ = opened(
-        location, checkpoint, 2, lambda: plan_placement(memory, checkpoint, _by_name(planned(checkpoint)))
+        location,
+        stored_model,
+        2,
+        lambda: plan_placement(memory, stored_model, _by_name(planned(stored_model))),
     )
     path = str(location.directories[0] / manifest.weights)
     return _OpenedWeights(
@@ -223,54 +226,54 @@ def _open_pack(
     )
 
 
-def _open_weights(checkpoint: Checkpoint, memory: Memory, wanted: WantedPack) -> _OpenedWeights:
+def _open_weights(stored_model: StoredModel, memory: Memory, wanted: WantedPack) -> _OpenedWeights:
     """Open the model's files, or its pack, as is wanted and possible."""
-    why = wanted.why(checkpoint)
+    why = wanted.why(stored_model)
     if why is not None:
         try:
-            return _open_pack(checkpoint, memory, wanted.location, why)
+            return _open_pack(stored_model, memory, wanted.location, why)
         except Error as error:
             if error.errno != errno.ENOSPC or wanted.is_explicit:
                 raise
-            reason = checkpoint.why_not_in_place()
+            reason = stored_model.why_not_in_place()
             if reason is not None:
                 reword(error, f"{error}; this model cannot be read in place: {reason}")
                 raise
             _log.warn("%s; the files are read in place instead", error)
-    return _open_in_place(checkpoint)
+    return _open_in_place(stored_model)
 
 
-def _load(checkpoint: Checkpoint, memory: Memory, wanted: WantedPack, making: ModelOptions) -> Any:
+def _load(stored_model: StoredModel, memory: Memory, wanted: WantedPack, making: ModelOptions) -> Any:
     """Load the model."""
-    folder = checkpoint.folder
-    weights = _open_weights(checkpoint, memory, wanted)
+    folder = stored_model.folder
+    weights = _open_weights(stored_model, memory, wanted)
     places, source, remedy = weights.places, weights.source, weights.remedy
-    plan = plan_placement(memory, checkpoint, places)
+    plan = plan_placement(memory, stored_model, places)
     names = plan.resident
     with advised(remedy), span("stream", "read the weights that stay", source):
         kept = stored_tensors.read(
             [places[name] for name in names], weights.reopened, weights.paths, memory.device
         )
     for name, tensor in zip(names, kept, strict=True):
-        _put(checkpoint.model, checkpoint.aliases[name], tensor)
-    _match_stock_matmul(checkpoint.model)
-    meta_model.finish(checkpoint.model, folder, memory.device, checkpoint.name, making.generation_config)
+        _put(stored_model.model, stored_model.aliases[name], tensor)
+    _match_stock_matmul(stored_model.model)
+    meta_model.finish(stored_model.model, folder, memory.device, stored_model.name, making.generation_config)
     streaming = Streaming(None, None, sum(tensor.nbytes for tensor in kept), 0, source, plan.gpu_slots_bytes)
     streaming.resident_bytes += plan.scratch_bytes
     if plan.streamed:
-        _stream(streaming, checkpoint.layers, plan, weights.streamed, memory, remedy)
+        _stream(streaming, stored_model.layers, plan, weights.streamed, memory, remedy)
     if plan.experts is not None:
-        _route(streaming, checkpoint.model, plan.experts, weights)
+        _route(streaming, stored_model.model, plan.experts, weights)
         streaming.expert_bytes = sum(each.nbytes for each in plan.experts.experts)
         streaming.expert_modules = [each.name for each in plan.experts.experts]
         streaming.expert_matrices = len(plan.experts.experts[0].weights)
     if not memory.on_gpu and (streaming.streamed_bytes or streaming.experts is not None):
         streaming.idle_team = idle_team()
-    _log_placement(checkpoint, plan, memory, streaming)
+    _log_placement(stored_model, plan, memory, streaming)
     pack_files.check_unchanged(weights.in_place, weights.before)  # from here on the stream checks them
-    _reject_saving_and_conversion(checkpoint.model)
-    streaming_of[checkpoint.model] = streaming
-    return checkpoint.model
+    _reject_saving_and_conversion(stored_model.model)
+    streaming_of[stored_model.model] = streaming
+    return stored_model.model
 
 
 def _route(streaming: Streaming, model: Any, plan: ExpertPlan, weights: _OpenedWeights) -> None:
@@ -306,21 +309,21 @@ def _match_stock_matmul(model: Any) -> None:
             MatchStockMatmul(module, weights)
 
 
-def _log_placement(checkpoint: Checkpoint, plan: MemoryPlan, memory: Memory, streaming: Streaming) -> None:
+def _log_placement(stored_model: StoredModel, plan: MemoryPlan, memory: Memory, streaming: Streaming) -> None:
     """Log which weights are where, and the budgets that decided it."""
-    on_device = len(checkpoint.whole.units) - len(plan.streamed)
+    on_device = len(stored_model.whole.units) - len(plan.streamed)
     in_memory = 0 if streaming.stream is None else sum(streaming.stream.placement["resident"])
     from_disk = len(plan.streamed) - in_memory
     if plan.experts is not None:
         _log.info(
             "%s: experts are read as tokens are routed to them; %d bytes hold those that are used most",
-            checkpoint.folder,
+            stored_model.folder,
             plan.experts.memory_bytes,
         )
     _log.info(
         "%s: on %s stay %d bytes: embeddings, norms, head%s; of %d other units, %d stay in main memory%s, "
         "and %d are read from %s in each pass (memory_budget: %d bytes%s)",
-        checkpoint.folder,
+        stored_model.folder,
         memory.device,
         streaming.resident_bytes,
         f" and {on_device} units" if memory.on_gpu else "",

@@ -33,7 +33,7 @@ from trunkline._types import Path
 from trunkline._warnings import caller
 from trunkline.transformers._options import model_options
 from trunkline.transformers.hub import find_model
-from trunkline.transformers.stored_model import Checkpoint, names_first, read_checkpoint
+from trunkline.transformers.stored_model import StoredModel, names_first, read_stored_model
 
 _log = Log("transformers")
 
@@ -87,37 +87,37 @@ class WantedPack:
         """Whether the caller requires a pack."""
         return self.pack is True or self.location is not None
 
-    def why(self, checkpoint: Checkpoint) -> str | None:
+    def why(self, stored_model: StoredModel) -> str | None:
         """Return why a pack is used; None if the files are read in place.
 
         Raises Unsupported where that is required and impossible.
         """
         if self.pack is False:
-            why = checkpoint.why_not_in_place()
+            why = stored_model.why_not_in_place()
             if why is None:
                 return None
             raise Unsupported(
                 None,
-                f"pack: False, but the files of {checkpoint.name} cannot be read in place: {why}; omit pack, "
-                "so that the weights are converted once",
-                str(checkpoint.folder),
+                f"pack: False, but the files of {stored_model.name} cannot be read in place: {why}; omit "
+                "pack, so that the weights are converted once",
+                str(stored_model.folder),
             )
         if self.location is not None:
             return "pack_dir or volumes is given"
-        return "pack=True" if self.pack else checkpoint.why_pack()
+        return "pack=True" if self.pack else stored_model.why_pack()
 
 
-def default_location(checkpoint: Checkpoint) -> PackLocation:
+def default_location(stored_model: StoredModel) -> PackLocation:
     """Return where the pack of a model is, or is made, by default: in the cache.
 
     Earlier versions made it in the model's folder: one that is there is used if it still fits.
     """
-    beside = PackLocation((checkpoint.folder / BESIDE,))
-    if pack_manifest.file_version(beside.directories[0]) is not None and existing_pack(beside, checkpoint):
+    beside = PackLocation((stored_model.folder / BESIDE,))
+    if pack_manifest.file_version(beside.directories[0]) is not None and existing_pack(beside, stored_model):
         return beside
-    contents = hashlib.sha256(repr(list(map(_described, _wanted(checkpoint)))).encode()).hexdigest()
-    changes = checkpoint.changes if checkpoint.weights.computed else ""
-    return cached_location(checkpoint.name, checkpoint.identity, contents, changes)
+    contents = hashlib.sha256(repr(list(map(_described, _wanted(stored_model)))).encode()).hexdigest()
+    changes = stored_model.changes if stored_model.weights.computed else ""
+    return cached_location(stored_model.name, stored_model.identity, contents, changes)
 
 
 def _directory_argument(folder: FilePath, argument: str, path: Path) -> FilePath:
@@ -145,13 +145,13 @@ def _directory_argument(folder: FilePath, argument: str, path: Path) -> FilePath
     return directory
 
 
-def existing_pack(location: PackLocation, checkpoint: Checkpoint) -> Manifest | None:
-    """Return the manifest of the checkpoint's pack; None if it has none there."""
+def existing_pack(location: PackLocation, stored_model: StoredModel) -> Manifest | None:
+    """Return the manifest of the model's pack; None if it has none there."""
     with span("stream", "look for a pack", location.display_name):
-        found = packs.find(location, checkpoint.headers, _recipe(checkpoint))
+        found = packs.find(location, stored_model.headers, _recipe(stored_model))
     if found is None:
         return None
-    if list(map(_described, found.tensors)) != list(map(_described, _wanted(checkpoint))):
+    if list(map(_described, found.tensors)) != list(map(_described, _wanted(stored_model))):
         _log.info(
             "%s: the pack there is not used: it has another layout, or no checksums of experts",
             location.display_name,
@@ -162,7 +162,7 @@ def existing_pack(location: PackLocation, checkpoint: Checkpoint) -> Manifest | 
 
 def opened(
     location: PackLocation,
-    checkpoint: Checkpoint,
+    stored_model: StoredModel,
     count: int,
     before_making: Callable[[], object] = lambda: None,
 ) -> tuple[Manifest, list[File], bool]:
@@ -172,23 +172,23 @@ def opened(
     pack at the same time.
     """
     version = pack_manifest.file_version(location.directories[0])
-    found = existing_pack(location, checkpoint)
+    found = existing_pack(location, stored_model)
     if found and (files := packs.open_weights(location, found, count)) is not None:
         _log_reuse(location, found)
         return found, files, False
     before_making()
-    nbytes = layout_of(checkpoint).nbytes
-    rooms = check_room(location, nbytes, checkpoint.name, _instead_of_packing(checkpoint))
-    _announce(location, checkpoint, nbytes, rooms)
+    nbytes = layout_of(stored_model).nbytes
+    rooms = check_room(location, nbytes, stored_model.name, _instead_of_packing(stored_model))
+    _announce(location, stored_model, nbytes, rooms)
     try:
         with location.lock():
             # Another process may have made it meanwhile. If not, comparing the files again is not needed.
             if pack_manifest.file_version(location.directories[0]) != version and (
-                found := existing_pack(location, checkpoint)
+                found := existing_pack(location, stored_model)
             ):
                 _log_reuse(location, found)
                 return found, [location.open() for _ in range(count)], False
-            made = _make(location, checkpoint)
+            made = _make(location, stored_model)
             return_freed_memory()  # of converted weights: the budget is for those that are used from now on
             return made, [location.open() for _ in range(count)], True
     except OSError as error:
@@ -199,28 +199,28 @@ def opened(
         ) from error
 
 
-def _announce(location: PackLocation, checkpoint: Checkpoint, nbytes: int, rooms: list[Room]) -> None:
+def _announce(location: PackLocation, stored_model: StoredModel, nbytes: int, rooms: list[Room]) -> None:
     free = ", ".join(f"{room.free / 1e9:.3g} GB" for room in rooms)
     text = (
-        f"writing a pack of {checkpoint.name}, once: {nbytes} bytes ({nbytes / 1e9:.3g} GB) to "
+        f"writing a pack of {stored_model.name}, once: {nbytes} bytes ({nbytes / 1e9:.3g} GB) to "
         f"{location.display_name} ({free} free)"
     )
-    if checkpoint.is_dequantised:
-        text += f"; on a CPU, {_about_keeping(checkpoint)}, and reads less in each pass"
+    if stored_model.is_dequantised:
+        text += f"; on a CPU, {_about_keeping(stored_model)}, and reads less in each pass"
     announce(text, _log)
 
 
-def _about_keeping(checkpoint: Checkpoint) -> str:
-    stored = sum(each.nbytes for each in checkpoint.tensors.values())
+def _about_keeping(stored_model: StoredModel) -> str:
+    stored = sum(each.nbytes for each in stored_model.tensors.values())
     return f'keep="quantised" takes about {stored / 1e9:.3g} GB'
 
 
-def _instead_of_packing(checkpoint: Checkpoint) -> str:
+def _instead_of_packing(stored_model: StoredModel) -> str:
     """Return what else to do where a pack has no room, for check_room()."""
-    if checkpoint.why_not_in_place() is None:
+    if stored_model.why_not_in_place() is None:
         return ", or pass pack=False to read the model's files in place"
-    if checkpoint.is_dequantised:
-        return f"; on a CPU, {_about_keeping(checkpoint)}"
+    if stored_model.is_dequantised:
+        return f"; on a CPU, {_about_keeping(stored_model)}"
     return ""
 
 
@@ -233,57 +233,59 @@ def _log_reuse(location: PackLocation, found: Manifest) -> None:
     )
 
 
-def _make(location: PackLocation, checkpoint: Checkpoint) -> Manifest:
-    recipe = _recipe(checkpoint)
-    _check_same_model(location, checkpoint, recipe)
-    before = packs.file_versions(checkpoint.headers)
-    source = _source(checkpoint)
-    contents = _contents(checkpoint, source)
-    layout = layout_of(checkpoint)
-    return packs.make(location, checkpoint.headers, recipe, layout, before, source, contents, checkpoint.name)
-
-
-def planned(checkpoint: Checkpoint) -> list[FileTensor]:
-    """Return the weights in their order, with their offsets in a pack that is made now."""
-    return layout_of(checkpoint).tensors
-
-
-def layout_of(checkpoint: Checkpoint) -> Layout:
-    return lay_out(
-        _wanted(checkpoint), names_first(checkpoint.whole.units) | set(checkpoint.whole.resident[:1])
+def _make(location: PackLocation, stored_model: StoredModel) -> Manifest:
+    recipe = _recipe(stored_model)
+    _check_same_model(location, stored_model, recipe)
+    before = packs.file_versions(stored_model.headers)
+    source = _source(stored_model)
+    contents = _contents(stored_model, source)
+    layout = layout_of(stored_model)
+    return packs.make(
+        location, stored_model.headers, recipe, layout, before, source, contents, stored_model.name
     )
 
 
-def _recipe(checkpoint: Checkpoint) -> Recipe:
-    config = (checkpoint.folder / "config.json").read_bytes()
-    if checkpoint.weights.computed:  # by the config that is used
-        config += checkpoint.changes.encode()
-    dtype = str(checkpoint.model.dtype).removeprefix("torch.")
-    return Recipe(hashlib.sha256(config).hexdigest(), dtype, checkpoint.weights.converter)
+def planned(stored_model: StoredModel) -> list[FileTensor]:
+    """Return the weights in their order, with their offsets in a pack that is made now."""
+    return layout_of(stored_model).tensors
 
 
-def _wanted(checkpoint: Checkpoint) -> list[FileTensor]:
+def layout_of(stored_model: StoredModel) -> Layout:
+    return lay_out(
+        _wanted(stored_model), names_first(stored_model.whole.units) | set(stored_model.whole.resident[:1])
+    )
+
+
+def _recipe(stored_model: StoredModel) -> Recipe:
+    config = (stored_model.folder / "config.json").read_bytes()
+    if stored_model.weights.computed:  # by the config that is used
+        config += stored_model.changes.encode()
+    dtype = str(stored_model.model.dtype).removeprefix("torch.")
+    return Recipe(hashlib.sha256(config).hexdigest(), dtype, stored_model.weights.converter)
+
+
+def _wanted(stored_model: StoredModel) -> list[FileTensor]:
     """Return the weights in their order, each with the best alignment in memory as its offset.
 
     How kernels for fp32 round depends on it: there it is the alignment that transformers has, which maps
     weights that are stored in the model's dtype, and allocates all others. Kernels for smaller elements do
     not depend on it, and with 0 reading takes the fewest requests.
     """
-    routed = [] if checkpoint.routed is None else checkpoint.routed.experts
+    routed = [] if stored_model.routed is None else stored_model.routed.experts
     slices = {weight.path: each.count for each in routed for weight in each.weights}
     wanted = []
-    for name in checkpoint.order:
-        stored, dtype = checkpoint.weights.stored.get(name), checkpoint.dtypes[name]
+    for name in stored_model.order:
+        stored, dtype = stored_model.weights.stored.get(name), stored_model.dtypes[name]
         is_mapped = stored is not None and stored.dtype == dtype and dtype.itemsize >= _ROUNDED_BYTES
         offset = stored.misalignment if stored is not None and is_mapped else 0
-        shape = checkpoint.shapes[name]
+        shape = stored_model.shapes[name]
         wanted.append(FileTensor(name, 0, offset, dtype, shape, slices=slices.get(name, 0)))
     return wanted
 
 
-def _check_same_model(location: PackLocation, checkpoint: Checkpoint, recipe: Recipe) -> None:
+def _check_same_model(location: PackLocation, stored_model: StoredModel, recipe: Recipe) -> None:
     """Raise an error rather than replace the pack of another model, unless the directory is this model's."""
-    own = checkpoint.folder / BESIDE
+    own = stored_model.folder / BESIDE
     if is_cached(location) or (own.exists() and location.directories[0].samefile(own)):
         return
     there = pack_manifest.read(location.directories[0])
@@ -319,10 +321,12 @@ def pack(
     """
     found = find_model(model_dir, revision=revision, cache_dir=cache_dir, subfolder=subfolder)
     location = None if directories is None else location_argument(found.path, None, directories)
-    checkpoint = read_checkpoint(found, dtype, None, model_options({}, None, text_only=text_only, keep=keep))
+    stored_model = read_stored_model(
+        found, dtype, None, model_options({}, None, text_only=text_only, keep=keep)
+    )
     if location is None:
-        location = default_location(checkpoint)
-    manifest, _, is_new = opened(location, checkpoint, 0)
+        location = default_location(stored_model)
+    manifest, _, is_new = opened(location, stored_model, 0)
     return {
         "model": found.name,
         "directories": [str(directory) for directory in location.directories],
@@ -337,21 +341,21 @@ def _described(stored: FileTensor) -> tuple[str, torch.dtype, tuple[int, ...], i
     return stored.name, stored.dtype, stored.shape, stored.misalignment, stored.slices
 
 
-def _source(checkpoint: Checkpoint) -> Source:
-    """Return a Source that reads the checkpoint's tensors in the order in which _contents() needs them."""
+def _source(stored_model: StoredModel) -> Source:
+    """Return a Source that reads the model's tensors in the order in which _contents() needs them."""
     wanted: dict[str, FileTensor] = {}
-    for name in checkpoint.order:
-        if name in checkpoint.weights.stored:
-            wanted[checkpoint.weights.stored[name].name] = checkpoint.weights.stored[name]
-        elif name in checkpoint.records:
-            wanted.update((place.name, place) for place in checkpoint.records[name].places())
+    for name in stored_model.order:
+        if name in stored_model.weights.stored:
+            wanted[stored_model.weights.stored[name].name] = stored_model.weights.stored[name]
+        elif name in stored_model.records:
+            wanted.update((place.name, place) for place in stored_model.records[name].places())
         else:
-            sources = checkpoint.weights.computed[name].sources
-            wanted.update((source, checkpoint.tensors[source]) for source, _ in sources)
-    return Source(checkpoint.headers, wanted.values())
+            sources = stored_model.weights.computed[name].sources
+            wanted.update((source, stored_model.tensors[source]) for source, _ in sources)
+    return Source(stored_model.headers, wanted.values())
 
 
-def _contents(checkpoint: Checkpoint, source: Source) -> Iterator[tuple[str, torch.Tensor]]:
+def _contents(stored_model: StoredModel, source: Source) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the weights, and read the tensors that each is made from just before."""
 
     def fetch(dtype: torch.dtype | None, stored: FileTensor) -> torch.Tensor:
@@ -359,19 +363,19 @@ def _contents(checkpoint: Checkpoint, source: Source) -> Iterator[tuple[str, tor
         return found if dtype is None else found.to(dtype)
 
     def fetch_named(dtype: torch.dtype | None, name: str) -> torch.Tensor:
-        return fetch(dtype, checkpoint.tensors[name])
+        return fetch(dtype, stored_model.tensors[name])
 
     done: set[int] = set()
-    for name in checkpoint.order:
-        dtype = checkpoint.dtypes[name]
-        if name in checkpoint.weights.stored:
-            yield name, fetch(dtype, checkpoint.weights.stored[name])
+    for name in stored_model.order:
+        dtype = stored_model.dtypes[name]
+        if name in stored_model.weights.stored:
+            yield name, fetch(dtype, stored_model.weights.stored[name])
             continue
-        if name in checkpoint.records:
-            yield name, checkpoint.records[name].records(source.fetch)
+        if name in stored_model.records:
+            yield name, stored_model.records[name].records(source.fetch)
             continue
-        conversion = checkpoint.weights.computed[name]
+        conversion = stored_model.weights.computed[name]
         if id(conversion) not in done:
             done.add(id(conversion))
             needed = None if conversion.dequantises else dtype
-            yield from conversion.run(checkpoint.model, partial(fetch_named, needed)).items()
+            yield from conversion.run(stored_model.model, partial(fetch_named, needed)).items()

@@ -16,7 +16,7 @@ from trunkline._streaming.stored_unit import StoredUnit
 from trunkline._tensor_io.memory import Device, device_argument
 from trunkline.transformers._expert_plan import ExpertPlan, plan_experts
 from trunkline.transformers._kept_quantised import check_on_cpu
-from trunkline.transformers.stored_model import Checkpoint, Division
+from trunkline.transformers.stored_model import Division, StoredModel
 
 _KINDS = "embeddings, norms and head"  # that always stay in memory
 
@@ -65,38 +65,38 @@ class MemoryPlan:
     scratch_bytes: int = 0  # for dequantised weights
 
 
-def plan_placement(memory: Memory, checkpoint: Checkpoint, places: dict[str, FileTensor]) -> MemoryPlan:
+def plan_placement(memory: Memory, stored_model: StoredModel, places: dict[str, FileTensor]) -> MemoryPlan:
     """Plan where the weights are.
 
     Raises OutOfBudget, which names the least budget, and Unsupported for quantised weights on a GPU.
     """
-    check_on_cpu(memory.device, bool(checkpoint.quantised), str(checkpoint.folder))
-    return (_plan_on_gpu if memory.on_gpu else _plan_on_cpu)(memory, checkpoint, places)
+    check_on_cpu(memory.device, bool(stored_model.quantised), str(stored_model.folder))
+    return (_plan_on_gpu if memory.on_gpu else _plan_on_cpu)(memory, stored_model, places)
 
 
-def _plan_on_cpu(memory: Memory, checkpoint: Checkpoint, places: dict[str, FileTensor]) -> MemoryPlan:
-    whole, routed = checkpoint.whole, checkpoint.routed
+def _plan_on_cpu(memory: Memory, stored_model: StoredModel, places: dict[str, FileTensor]) -> MemoryPlan:
+    whole, routed = stored_model.whole, stored_model.routed
     units = [StoredUnit.of(unit, places) for unit in whole.units]
     room = memory.budget - whole.resident_bytes
-    config = checkpoint.model.config
-    least = sys.maxsize if checkpoint.must_route else whole.sizes(config).least_budget
+    config = stored_model.model.config
+    least = sys.maxsize if stored_model.must_route else whole.sizes(config).least_budget
     least_routed = sys.maxsize if routed is None else routed.sizes(config).least_budget
     fits = paged_bytes([unit.nbytes for unit in units]) <= room
     if memory.budget >= least and (fits or memory.budget < least_routed):
         return MemoryPlan(units, whole.resident, room, scratch_bytes=whole.scratch_bytes)
     if routed is not None and memory.budget >= least_routed:
-        return _plan_routed(memory, routed, checkpoint, places)
+        return _plan_routed(memory, routed, stored_model, places)
     if routed is not None and least_routed < least:
-        raise _too_small(memory, checkpoint, routed, least_routed)
-    raise _too_small(memory, checkpoint, whole, least)
+        raise _too_small(memory, stored_model, routed, least_routed)
+    raise _too_small(memory, stored_model, whole, least)
 
 
 def _plan_routed(
-    memory: Memory, routed: Division, checkpoint: Checkpoint, places: dict[str, FileTensor]
+    memory: Memory, routed: Division, stored_model: StoredModel, places: dict[str, FileTensor]
 ) -> MemoryPlan:
     units = [StoredUnit.of(unit, places) for unit in routed.units]
     budget = memory.budget - routed.resident_bytes
-    plan = plan_experts(routed, checkpoint.model.config, places, [unit.nbytes for unit in units], budget)
+    plan = plan_experts(routed, stored_model.model.config, places, [unit.nbytes for unit in units], budget)
     return MemoryPlan(
         units,
         routed.resident,
@@ -106,13 +106,13 @@ def _plan_routed(
     )
 
 
-def _plan_on_gpu(memory: Memory, checkpoint: Checkpoint, places: dict[str, FileTensor]) -> MemoryPlan:
-    whole = checkpoint.whole
+def _plan_on_gpu(memory: Memory, stored_model: StoredModel, places: dict[str, FileTensor]) -> MemoryPlan:
+    whole = stored_model.whole
     units = [StoredUnit.of(unit, places) for unit in whole.units]
     sizes = [_core.device_slot_bytes([unit.described]) for unit in units]
     least = whole.resident_bytes + slots_bytes(sizes)
     if memory.budget < least:
-        raise _too_small(memory, checkpoint, whole, least)
+        raise _too_small(memory, stored_model, whole, least)
     if not units:
         return MemoryPlan([], whole.resident, memory.host_bytes, 0)
     placement = _core.place_units(sizes, memory.budget - whole.resident_bytes, GPU_SLOTS)
@@ -129,20 +129,20 @@ def _plan_on_gpu(memory: Memory, checkpoint: Checkpoint, places: dict[str, FileT
             None,
             f"host_memory: {given_bytes(memory.host_bytes)} cannot hold two of the units that are streamed "
             f"through main memory to the GPU; {least_text('host_memory', least_host)}",
-            str(checkpoint.folder),
+            str(stored_model.folder),
         )
     return plan
 
 
-def _too_small(memory: Memory, checkpoint: Checkpoint, division: Division, least: int) -> OutOfBudget:
+def _too_small(memory: Memory, stored_model: StoredModel, division: Division, least: int) -> OutOfBudget:
     largest = max((unit.max_bytes for unit in division.units), default=0)
     experts = " and two experts" if division.experts else ""
     kinds = "embeddings, norms, head and memory to dequantise" if division.scratch_bytes else _KINDS
     return OutOfBudget(
         None,
-        f"memory_budget: {given_bytes(memory.budget)} cannot hold the weights of {checkpoint.folder} that "
+        f"memory_budget: {given_bytes(memory.budget)} cannot hold the weights of {stored_model.folder} that "
         f"stay in memory ({division.resident_bytes} bytes of {kinds}) and two units of "
         f"up to {largest} bytes{experts}; {least_text('memory_budget', least)}, or less with a "
         "smaller unit_bytes if units hold several weights",
-        str(checkpoint.folder),
+        str(stored_model.folder),
     )

@@ -12,7 +12,7 @@ from trunkline.transformers._kept_quantised import check_on_cpu
 from trunkline.transformers._options import model_options
 from trunkline.transformers._packing import default_location, existing_pack, layout_of
 from trunkline.transformers.hub import ModelFolder
-from trunkline.transformers.stored_model import read_checkpoint
+from trunkline.transformers.stored_model import read_stored_model
 
 
 def planned_pack(
@@ -23,7 +23,7 @@ def planned_pack(
     `weight_bytes`: the size, about, where the weights are not there yet.
     """
     try:
-        checkpoint = read_checkpoint(
+        stored_model = read_stored_model(
             found, dtype, None, model_options({}, None, text_only=text_only, keep=keep)
         )
     except FileNotFoundError:  # only the config is there
@@ -34,11 +34,11 @@ def planned_pack(
             "bytes": weight_bytes,
             "free_bytes": rooms_of(PackLocation((packs_directory(),)), weight_bytes)[0].free,
         }
-    location = default_location(checkpoint)
-    manifest = existing_pack(location, checkpoint)
-    nbytes = layout_of(checkpoint).nbytes if manifest is None else manifest.nbytes
+    location = default_location(stored_model)
+    manifest = existing_pack(location, stored_model)
+    nbytes = layout_of(stored_model).nbytes if manifest is None else manifest.nbytes
     return {
-        "needed": checkpoint.why_pack() is not None,
+        "needed": stored_model.why_pack() is not None,
         "exists": manifest is not None,
         "directory": str(location.directories[0]),
         "bytes": nbytes,
@@ -57,10 +57,10 @@ def stored_sizes(
     options = model_options({}, None, text_only=text_only, keep=keep)
     if not options.keeps_quantised:
         return None
-    checkpoint = read_checkpoint(found, dtype, None, options)
-    check_on_cpu(device, bool(checkpoint.quantised), str(found.path))
-    config = checkpoint.model.config
-    routed = None if checkpoint.routed is None else checkpoint.routed.sizes(config)
-    if routed is not None and checkpoint.must_route:
-        return routed, routed, checkpoint.model
-    return checkpoint.whole.sizes(config), routed, checkpoint.model
+    stored_model = read_stored_model(found, dtype, None, options)
+    check_on_cpu(device, bool(stored_model.quantised), str(found.path))
+    config = stored_model.model.config
+    routed = None if stored_model.routed is None else stored_model.routed.sizes(config)
+    if routed is not None and stored_model.must_route:
+        return routed, routed, stored_model.model
+    return stored_model.whole.sizes(config), routed, stored_model.model

@@ -82,7 +82,7 @@ class Division:
 
 
 @dataclass
-class Checkpoint:
+class StoredModel:
     """A folder, its model (on the meta device), and the model's weights by their names in the model.
 
     `whole`: with units of all streamed weights; `routed`: with routed experts apart from them, None if the
@@ -147,12 +147,12 @@ class Checkpoint:
         return self.why_not_in_place()
 
 
-def read_checkpoint(
+def read_stored_model(
     found: ModelFolder,
     dtype: torch.dtype | str | None,
     unit_bytes: int | None,
     options: ModelOptions = _DEFAULTS,
-) -> Checkpoint:
+) -> StoredModel:
     """Read the config and the headers of a folder. Raises as from_pretrained does."""
     folder = found.path
     await_saves_of(str(folder))
@@ -187,7 +187,7 @@ def read_checkpoint(
         experts = [] if routed is None else routed.experts
         records = keep_experts(weights, tensors, experts, model, str(folder))
         kept = _keep_quantised(weights, tensors, (whole, routed), state, str(folder), records)
-    return Checkpoint(
+    return StoredModel(
         folder=folder,
         headers=headers,
         tensors=tensors,
