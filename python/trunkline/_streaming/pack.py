@@ -3,10 +3,11 @@
 import hashlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
+from typing import NamedTuple
 
 import torch
 
@@ -29,6 +30,14 @@ _log = Log("stream")
 
 _INCOMPLETE = (FileNotFoundError, NotADirectoryError, Corrupt, Format)  # raised by opening such weights
 _SETTLED_NS = 20_000_000  # timestamps of files have the resolution of the kernel's ticks, of up to 10 ms
+
+
+class Contents(NamedTuple):
+    """A tensor of a pack, or slices of its first dimension, from slice `first` on."""
+
+    name: str
+    tensor: torch.Tensor
+    first: int | None = None
 
 
 def find(location: PackLocation, headers: Sequence[Header], recipe: Recipe) -> Manifest | None:
@@ -115,15 +124,15 @@ def make(
     layout: Layout,
     before: Sequence[SourceFile],
     source: Source,
-    contents: Iterator[tuple[str, torch.Tensor]],
+    contents: Iterator[Contents],
     model: str,
 ) -> Manifest:
     """Write a pack of tensors whose values `contents` yields from `source`, in any order.
 
     The pack exists only once all of it is durable. `before`: file_versions() from before `source` opened the
-    files. `model`: how the user calls it. The location must be locked. Needs memory for one tensor, and for
-    what `source` reads ahead. Closes `source`. Raises OSError for other files in the way, and for errors of
-    writing; then nothing is left of the pack.
+    files. `model`: how the user calls it. The location must be locked. Needs memory for one of `contents`,
+    and for what `source` reads ahead. Closes `source`. Raises OSError for other files in the way, and for
+    errors of writing; then nothing is left of the pack.
     """
     began = time.monotonic()
     _log.info(
@@ -171,48 +180,67 @@ def make(
         return manifest
 
 
-def _write(
-    file: File, layout: Layout, contents: Iterator[tuple[str, torch.Tensor]], what: str
-) -> list[FileTensor]:
+def _write(file: File, layout: Layout, contents: Iterator[Contents], what: str) -> list[FileTensor]:
     places = {stored.name: stored for stored in layout.tensors}
-    written: dict[str, FileTensor] = {}
+    checksums: dict[str, dict[int, int]] = {}  # of the slices that are written, or of the whole, as slice 0
     progress = Progress(what, layout.nbytes, log=_log)
     try:
         # First the mark: also a file that a crash left incomplete must be known as a pack.
         file.pwrite(layout.head[:MARK_BYTES], 0)
         file.sync()
         file.truncate(layout.nbytes)
-        for name, tensor in contents:
-            stored = places[name]
-            if tensor.dtype != stored.dtype or tuple(tensor.shape) != stored.shape:
-                raise Format(
-                    None,
-                    f"cannot make the pack: the tensor {name!r} is {tensor.dtype} {list(tensor.shape)}, "
-                    f"expected {stored.dtype} {list(stored.shape)}",
-                )
-            data = bytes_of(contiguous(tensor))
-            writing = file.async_pwrite(data, stored.offset) if stored.nbytes else None
-            written[name] = _with_checksums(stored, data)
+        for each in contents:
+            stored = places[each.name]
+            _check_kind(each, stored)
+            data = bytes_of(contiguous(each.tensor))
+            nbytes = stored.nbytes // max(1, stored.slices)
+            first = each.first or 0
+            writing = file.async_pwrite(data, stored.offset + first * nbytes) if len(data) else None
+            checksums.setdefault(each.name, {}).update(
+                (first + number, crc32c(data[at : at + nbytes]))
+                for number, at in enumerate(range(0, len(data), max(1, nbytes)))
+            )
             if writing is not None:
                 writing.result()
-            progress.add(stored.nbytes)
+            progress.add(len(data))
         file.pwrite(layout.head, 0)
     finally:
         progress.close()
-    missing = places.keys() - written.keys()
+    missing = [each.name for each in layout.tensors if not _is_whole(each, checksums.get(each.name))]
     if missing:
         raise Format(None, f"cannot make the pack: the tensors {sorted(missing)[:4]} are missing")
-    return [written[stored.name] for stored in layout.tensors]
+    return [_with_checksums(stored, checksums[stored.name]) for stored in layout.tensors]
 
 
-def _with_checksums(stored: FileTensor, data: torch.Tensor) -> FileTensor:
-    """Return the tensor with the checksums of its bytes."""
+def _check_kind(contents: Contents, stored: FileTensor) -> None:
+    """Raise Format if a tensor, or slices of it, are not as the layout has them."""
+    tensor, shape = contents.tensor, tuple(contents.tensor.shape)
+    expected = stored.shape
+    if contents.first is not None and stored.slices and contents.first + len(tensor) <= stored.slices:
+        expected = (len(tensor), *stored.shape[1:])
+    if tensor.dtype != stored.dtype or shape != expected:
+        raise Format(
+            None,
+            f"cannot make the pack: the tensor {contents.name!r} is {tensor.dtype} {list(shape)}, "
+            f"expected {stored.dtype} {list(expected)}",
+        )
+
+
+def _is_whole(stored: FileTensor, checksums: Mapping[int, int] | None) -> bool:
+    """Whether a tensor is written, all slices of it."""
+    if checksums is None:
+        return False
+    return not stored.nbytes or len(checksums) == max(1, stored.slices)
+
+
+def _with_checksums(stored: FileTensor, checksums: Mapping[int, int]) -> FileTensor:
+    """Return the tensor with the checksums of its bytes. checksums: of its slices, or of the whole."""
     if not stored.nbytes:
         return replace(stored, checksum=0)
     if not stored.slices:
-        return replace(stored, checksum=crc32c(data))
+        return replace(stored, checksum=checksums[0])
     nbytes = stored.nbytes // stored.slices
-    slices = tuple(crc32c(data[at : at + nbytes]) for at in range(0, stored.nbytes, nbytes))
+    slices = tuple(checksums[number] for number in range(stored.slices))
     whole = reduce(lambda checksum, of_slice: crc32c_combine(checksum, of_slice, nbytes), slices, 0)
     return replace(stored, checksum=whole, slice_checksums=slices)
 

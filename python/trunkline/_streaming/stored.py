@@ -66,6 +66,13 @@ class FileTensor:
             f"{self.name}[{index}]", self.file, self.offset + index * nbytes, self.dtype, shape, checksum
         )
 
+    def elements(self, which: range) -> "FileTensor":
+        """Return adjacent elements of the first dimension, without a checksum."""
+        shape = self.shape[1:]
+        at = self.offset + which.start * prod(shape) * self.dtype.itemsize
+        name = f"{self.name}[{which.start}:{which.stop}]"
+        return FileTensor(name, self.file, at, self.dtype, (len(which), *shape))
+
 
 def of_headers(headers: Sequence[Header]) -> dict[str, FileTensor]:
     """Return the tensors of safetensors files by name; `file` is an index into `headers`."""

@@ -184,9 +184,9 @@ def _make(place: _Place, layers: Any) -> Manifest:
     layout = lay_out(_wanted(layers), {unit.weights[0].path for unit in layers.units})
     before = packs.file_versions(place.headers)
 
-    def contents() -> Iterator[tuple[str, torch.Tensor]]:
+    def contents() -> Iterator[packs.Contents]:
         for weight, parameter in _weights_of(layers.units):
-            yield weight.path, parameter.data
+            yield packs.Contents(weight.path, parameter.data)
 
     with place.location.lock():
         source = Source(place.headers)

@@ -17,6 +17,7 @@ _OF_ACTIVATIONS = ".activation_scale"
 _SCALES = "_scale_inv"  # what transformers appends to the name of a matrix of fp8
 _BLOCKS, _BLOCK_SCALES = "_blocks", "_scales"  # of mxfp4
 _DIMENSIONS = 2
+_CHUNK_BYTES = 16 << 20  # of experts that are converted at once, but always one
 
 Method = Callable[[Sequence[torch.Tensor], torch.Tensor], None]
 
@@ -69,6 +70,12 @@ def parts_of(conversion: Conversion, tensors: Mapping[str, FileTensor], count: i
     return parts
 
 
+def experts_at_a_time(count: int, nbytes: int) -> Iterator[range]:
+    """Divide so many experts, of `nbytes` each, into those that are converted at once."""
+    few = max(1, _CHUNK_BYTES // max(1, nbytes))
+    return (range(first, min(first + few, count)) for first in range(0, count, few))
+
+
 class ExpertRecords:
     """How the matrices of one weight of a module with experts are stored, and computed."""
 
@@ -100,14 +107,15 @@ class ExpertRecords:
             for part in self._parts
         )
 
-    def records(self, fetch: Callable[[FileTensor], torch.Tensor]) -> torch.Tensor:
-        """Return the records of all experts, as uint8 of the shape (experts, record_bytes)."""
-        made = torch.zeros(self.count, self.record_bytes, dtype=torch.uint8, device="cpu")
-        for index in range(self.count):
-            for part in self._parts:
-                data = fetch(part.places[index]).reshape(-1).view(torch.uint8)
-                made[index, part.begin : part.end].copy_(data)
-        return made
+    def records(self, fetch: Callable[[FileTensor], torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield the records of a few experts at a time: the first, and uint8 (experts, record_bytes)."""
+        for few in experts_at_a_time(self.count, self.record_bytes):
+            made = torch.zeros(len(few), self.record_bytes, dtype=torch.uint8, device="cpu")
+            for row, index in enumerate(few):
+                for part in self._parts:
+                    data = fetch(part.places[index]).reshape(-1).view(torch.uint8)
+                    made[row, part.begin : part.end].copy_(data)
+            yield few[0], made
 
     def dequantise(self, stored: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """Write the matrix of an expert into `out`; `stored`: its record, alone."""

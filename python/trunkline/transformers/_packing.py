@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from trunkline._tensor_io.memory import return_freed_memory
 from trunkline._trace import span
 from trunkline._types import Path
 from trunkline._warnings import caller
+from trunkline.transformers._expert_records import experts_at_a_time
+from trunkline.transformers._expert_slices import ExpertSlices
 from trunkline.transformers._options import model_options
 from trunkline.transformers.hub import find_model
 from trunkline.transformers.stored_model import StoredModel, names_first, read_stored_model
@@ -346,16 +349,42 @@ def _source(stored_model: StoredModel) -> Source:
     wanted: dict[str, FileTensor] = {}
     for name in stored_model.order:
         if name in stored_model.weights.stored:
-            wanted[stored_model.weights.stored[name].name] = stored_model.weights.stored[name]
+            wanted.update((place.name, place) for _, place in _stored_parts(stored_model, name))
         elif name in stored_model.records:
             wanted.update((place.name, place) for place in stored_model.records[name].places())
+        elif (sliced := _expert_slices(stored_model, name)) is not None:
+            wanted.update((place.name, place) for place in sliced.places())
         else:
             sources = stored_model.weights.computed[name].sources
             wanted.update((source, stored_model.tensors[source]) for source, _ in sources)
     return Source(stored_model.headers, wanted.values())
 
 
-def _contents(stored_model: StoredModel, source: Source) -> Iterator[tuple[str, torch.Tensor]]:
+def _has_experts(stored_model: StoredModel, name: str) -> bool:
+    """Whether a weight is that of routed experts, which its first dimension counts."""
+    routed = [] if stored_model.routed is None else stored_model.routed.experts
+    return any(weight.path == name for each in routed for weight in each.weights)
+
+
+def _stored_parts(stored_model: StoredModel, name: str) -> list[tuple[int | None, FileTensor]]:
+    """Return how a weight is read that is stored as such: a few experts at a time, each with the first."""
+    stored = stored_model.weights.stored[name]
+    if not _has_experts(stored_model, name):
+        return [(None, stored)]
+    of_expert = stored.nbytes // max(1, stored.shape[0])
+    return [(few[0], stored.elements(few)) for few in experts_at_a_time(stored.shape[0], of_expert)]
+
+
+def _expert_slices(stored_model: StoredModel, name: str) -> ExpertSlices | None:
+    """Return how a weight is computed a few experts at a time; None if it is not."""
+    if not _has_experts(stored_model, name):
+        return None
+    shape, dtype = stored_model.shapes[name], stored_model.dtypes[name]
+    nbytes = math.prod(shape) * dtype.itemsize
+    return ExpertSlices.of(stored_model.weights.computed[name], stored_model.tensors, shape, nbytes)
+
+
+def _contents(stored_model: StoredModel, source: Source) -> Iterator[packs.Contents]:
     """Yield the weights, and read the tensors that each is made from just before."""
 
     def fetch(dtype: torch.dtype | None, stored: FileTensor) -> torch.Tensor:
@@ -369,13 +398,22 @@ def _contents(stored_model: StoredModel, source: Source) -> Iterator[tuple[str, 
     for name in stored_model.order:
         dtype = stored_model.dtypes[name]
         if name in stored_model.weights.stored:
-            yield name, fetch(dtype, stored_model.weights.stored[name])
+            for number, place in _stored_parts(stored_model, name):
+                yield packs.Contents(name, fetch(dtype, place), number)
             continue
         if name in stored_model.records:
-            yield name, stored_model.records[name].records(source.fetch)
+            for first, records in stored_model.records[name].records(source.fetch):
+                yield packs.Contents(name, records, first)
             continue
         conversion = stored_model.weights.computed[name]
-        if id(conversion) not in done:
-            done.add(id(conversion))
-            needed = None if conversion.dequantises else dtype
-            yield from conversion.run(stored_model.model, partial(fetch_named, needed)).items()
+        if id(conversion) in done:
+            continue
+        done.add(id(conversion))
+        needed = None if conversion.dequantises else dtype
+        sliced = _expert_slices(stored_model, name)
+        if sliced is None:
+            for weight, tensor in conversion.run(stored_model.model, partial(fetch_named, needed)).items():
+                yield packs.Contents(weight, tensor)
+        else:
+            for weight, first, tensor in sliced.slices(stored_model.model, partial(fetch, needed)):
+                yield packs.Contents(weight, tensor, first)
