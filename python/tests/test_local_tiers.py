@@ -4,7 +4,8 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from rank_processes import RankProcesses, make_state, same
 from support_cli import command, document
-from support_tiers import nothing_copied_to, save_all, steps_in
+from support_tiers import nothing_copied_to, save_all, state_of, steps_in
 from test_local_checkpoints import directories, open_all, state
 from test_local_copies import damage, shards_of
 
@@ -381,6 +382,7 @@ def test_a_node_that_cannot_copy_fails_all(tmp_path: Path) -> None:
         assert "is corrupt" in ranks.failures("loads", state(1))[1].message
         failed = ranks.failures("wait_drained")
         assert "is corrupt: chunk" in failed[1].message
+        assert failed[0].kind == "RankError"
         assert "rank 1 could not copy to a tier: copying step 1" in failed[0].message
         ranks.finish()
     assert not list(tier.glob("step-*"))
@@ -480,6 +482,252 @@ def test_damaged_records_of_shares_are_as_none(tmp_path: Path, about: str | None
     assert not list(tmp_path.iterdir())
 
 
+def test_an_error_before_the_commit_leaves_the_tier_to_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is on record and was not committed does not count: each load() begins a new branch."""
+    tier = tmp_path / "tier"
+    made = open_alone(tmp_path, [tl.Tier(tier)])
+    save_all(made, 1)
+    made.wait_drained()
+    made = open_alone(tmp_path, [tl.Tier(tier)])
+    assert made.load()["step"] == 1
+
+    def fail(*_: Any) -> Any:
+        raise OSError(28, "injected")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StagedShares, "take", fail)
+        save_all(made, 2)
+        with pytest.raises(OSError, match="injected"):
+            made.wait_drained()
+    again = open_alone(tmp_path, [tl.Tier(tier)])
+    assert again.load()["step"] == 2
+    again.wait_drained()
+    assert steps_in(tier) == [1, 2]
+
+
+def test_nodes_finish_what_the_coordinator_has_begun(tmp_path: Path) -> None:
+    """Also if saves are faster than copies, so that later steps fill what the tier keeps."""
+    paths, tier = directories(tmp_path, range(2)), tmp_path / "tier"
+    with RankProcesses(2) as ranks:
+        open_all(ranks, paths, tiers=[tl.Tier(tier, keep=1, bytes_per_second=3_000_000)])
+        for step in range(1, 25):
+            ranks.all("save", step, {"seed": step, "kilobytes": 100}, block=True)
+        ranks.all("wait_drained")
+        assert tl.Checkpointer(tier, process_group=False).steps() == [24]
+        ranks.all("save", 25, {"seed": 25, "kilobytes": 100}, block=True)
+        assert ranks.all("steps") == [[23, 24, 25]] * 2  # nothing is held any more
+        ranks.all("wait_drained")
+        ranks.finish()
+
+
+def test_a_damaged_share_does_not_keep_later_steps_from_the_tier(tmp_path: Path) -> None:
+    paths, tier = directories(tmp_path, range(2)), tmp_path / "tier"
+    with RankProcesses(2) as ranks:
+        open_all(ranks, paths, keep=2)
+        for step in (1, 2):
+            ranks.all("save", step, state(step), block=True)
+        ranks.finish()
+    damage(shards_of(paths[1], 1))
+    with RankProcesses(2) as ranks:
+        open_all(ranks, paths, keep=2, tiers=[tl.Tier(tier)])
+        assert ranks.all("loads", state(2)) == [True] * 2
+        failed = ranks.failures("wait_drained")
+        assert "is corrupt: chunk" in failed[1].message
+        assert "rank 1 could not copy to a tier: copying step 1" in failed[0].message
+        ranks.all("save", 3, state(3), block=True)
+        ranks.all("wait_drained")
+        ranks.all("save", 4, state(4), block=True)
+        assert ranks.all("steps")[0][-2:] == [3, 4]  # nothing is held for the damaged one
+        ranks.all("wait_drained")
+        ranks.finish()
+    check_tier(tier, [2, 3, 4])
+
+
+def test_rank_0_must_see_the_tier_that_others_see(tmp_path: Path) -> None:
+    """Otherwise new nodes would begin anew, and copies go to the disk below the mount point."""
+    paths, tier, empty = directories(tmp_path, range(2)), tmp_path / "tier", tmp_path / "empty"
+    with RankProcesses(2) as ranks:
+        open_all(ranks, paths, tiers=[tl.Tier(tier)])
+        ranks.all("save", 1, state(1), block=True)
+        ranks.all("wait_drained")
+        ranks.finish()
+    empty.mkdir()
+    try:
+        ranks = RankProcesses(2, mounts=[(str(empty), str(tier)), (str(tier), str(tier))])
+    except (EOFError, AssertionError):
+        pytest.skip("mounting is not permitted")
+    new = directories(tmp_path / "new", range(2))
+    with ranks:
+        for rank, path in enumerate(new):
+            ranks.tell(rank, "open_local", path, tiers=[tl.Tier(tier)])
+        failed = ranks.collect(range(2))  # the first call is steps()
+        assert "the node of rank 0 sees nothing where node" in failed[0].message
+        for failed in (
+            ranks.failures("ask", "latest"),
+            ranks.failures("loads", state(1)),
+            ranks.failures("save", 2, state(2), block=True),
+        ):
+            assert sorted(failed) == [0, 1]
+            assert all("sees nothing where node" in each.message for each in failed.values())
+        ranks.finish()
+    assert not list(empty.iterdir())
+
+
+def test_all_ranks_raise_what_one_knows(tmp_path: Path) -> None:
+    paths, tier = directories(tmp_path, range(2)), tmp_path / "tier"
+    with RankProcesses(2) as ranks:
+        open_all(ranks, paths, tiers=[tl.Tier(tier)], timeout=20.0)
+        ranks.all("save", 1, state(1), block=True)
+        ranks.all("wait_drained")
+        away = tier.rename(tmp_path / "away")
+        ranks.all("save", 2, state(2), block=True)
+        time.sleep(0.5)  # rank 0 knows by now
+        for _ in range(2):
+            failed = ranks.failures("wait_drained")
+            assert {rank: each.kind for rank, each in failed.items()} == {0: "Error", 1: "RankError"}
+            assert all("does not exist any more" in each.message for each in failed.values())
+        away.rename(tier)
+        # Whoever is late first ends the wait of all.
+        ranks.tell(0, "ask", "wait_drained", 30.0)
+        time.sleep(0.2)
+        ranks.tell(1, "ask", "wait_drained", 30.0)
+        assert ranks.collect(range(2)) == {}
+        ranks.finish()
+    check_tier(tier, [1, 2])
+
+
+def test_nodes_that_have_saved_nothing_have_nothing_to_copy(tmp_path: Path) -> None:
+    tier = tmp_path / "tier"
+    made = open_alone(tmp_path, [tl.Tier(tier)])
+    made.wait_drained()
+    save_all(made, 1)
+    made.wait_drained()
+    new = open_alone(tmp_path / "new", [tl.Tier(tier)])
+    assert new.load()["step"] == 1
+    new.wait_drained()
+    save_all(new, 2)
+    new.wait_drained()
+    assert steps_in(tier) == [1, 2]
+
+
+def test_a_step_that_is_deleted_while_it_is_copied(tmp_path: Path) -> None:
+    paths, tier = directories(tmp_path, range(2)), tmp_path / "tier"
+    with RankProcesses(2) as ranks:
+        open_all(ranks, paths, tiers=[tl.Tier(tier, bytes_per_second=2_000_000)])
+        for step in (1, 2):
+            ranks.all("save", step, {"seed": step, "kilobytes": 300}, block=True)
+        deadline = time.monotonic() + 60
+        while not list(tier.glob(f"{FOLDER}/*/*.safetensors")):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        ranks.all("ask", "delete", 1)
+        ranks.all("wait_drained")
+        assert ranks.all("steps") == [[2]] * 2
+        ranks.finish()
+    assert tl.Checkpointer(tier, process_group=False).steps() == [2]
+    assert not (tier / FOLDER).exists()
+
+
+def test_a_failed_copy_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = tmp_path / "tier"
+    made = open_alone(tmp_path, [tl.Tier(tier)])
+
+    def fail(*_: Any) -> Any:
+        raise OSError(28, "injected")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardCopier, "_verify", fail)
+        save_all(made, 1)
+        with pytest.raises(OSError, match="injected"):
+            made.wait_drained()
+    assert not list(tier.rglob("*.safetensors"))
+    made.wait_drained()
+    assert steps_in(tier) == [1]
+
+
+def test_tiers_are_independent_of_each_other(tmp_path: Path) -> None:
+    """One that fails does not let steps go that another is still to get."""
+    slow, broken = tmp_path / "slow", tmp_path / "broken"
+    broken.mkdir()
+    (broken / "something").write_text("else")
+    tiers = [tl.Tier(broken.with_name("other"), every=5), tl.Tier(slow, every=5, bytes_per_second=3_000_000)]
+    made = open_alone(tmp_path, tiers, keep=2)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/something").write_text("else")
+    for step in range(11):
+        with suppress(tl.Error):
+            made.save(step, state_of(step, 300_000), block=True)
+        if step not in made.steps():
+            made.save(step, state_of(step, 300_000), block=True)
+    with pytest.raises(tl.Error, match="other.*is not a directory of checkpoints"):
+        made.wait_drained()
+    assert steps_in(slow) == [0, 5, 10]
+
+
+def test_two_runs_do_not_begin_in_one_tier(tmp_path: Path) -> None:
+    tier = tmp_path / "tier"
+    one, other = (
+        open_alone(tmp_path / "one", [tl.Tier(tier)]),
+        open_alone(tmp_path / "other", [tl.Tier(tier)]),
+    )
+
+    def fail(*_: Any) -> Any:
+        raise OSError(5, "injected")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ShareCopy, "_wait_for_all", fail)
+        save_all(one, 1)
+        with pytest.raises(OSError, match="injected"):
+            one.wait_drained()
+    with pytest.raises(FileExistsError, match="another run has begun to copy to the tier"):
+        save_all(other, 1)
+    one.wait_drained()
+    assert steps_in(tier) == [1]
+    fresh = open_alone(tmp_path / "other", [tl.Tier(tier)], fresh=True)
+    save_all(fresh, 2)
+    fresh.wait_drained()
+    assert steps_in(tier) == [2]
+
+
+def test_nodes_go_on_from_the_directory_of_an_ordinary_run(tmp_path: Path) -> None:
+    tier = tmp_path / "tier"
+    with tl.Checkpointer(tier, process_group=False) as ordinary:
+        save_all(ordinary, 1, 2)
+    made = open_alone(tmp_path, [tl.Tier(tier)])
+    assert made.latest() == 2
+    with pytest.raises(FileExistsError, match=r"holds steps 1, 2 of another run; .* call load\(\) first"):
+        save_all(made, 3)
+    assert made.load(1)["step"] == 1
+    assert made.load()["step"] == 2
+    save_all(made, 3)
+    made.wait_drained()
+    assert steps_in(tier) == [1, 2, 3]
+    assert open_alone(tmp_path, [tl.Tier(tier)]).load()["step"] == 3
+
+
+def test_failures_that_nobody_has_seen_are_reported_at_exit(
+    tmp_path: Path, run_script: Callable[..., str]
+) -> None:
+    code = """
+        import sys, time
+        from pathlib import Path
+        import torch
+        import trunkline as tl
+        root = Path(sys.argv[1])
+        (root / "tier").mkdir(parents=True)
+        (root / "tier/something").write_text("else")
+        tier = tl.Tier(root / "other")
+        made = tl.Checkpointer(root / "run", local=True, tiers=[tier], process_group=False)
+        (root / "tier").rename(root / "other")
+        made.save(1, {"w": torch.ones(10)}, block=True)
+        while made.drains()[0].error is None:
+            time.sleep(0.01)
+    """
+    run_script(code, str(tmp_path), expect=1, fresh=True)
+
+
 ROUNDS = int(os.environ.get("TRUNKLINE_TEST_TIER_KILLS", "4"))
 
 
@@ -487,20 +735,22 @@ ROUNDS = int(os.environ.get("TRUNKLINE_TEST_TIER_KILLS", "4"))
 def test_kills_at_any_moment(tmp_path: Path, seed: int) -> None:
     """Nodes are killed while they save and copy; the tier is whole at any time, and catches up."""
     random_ = random.Random(seed)
-    nodes = random_.choice([1, 2, 3])
+    nodes, keep = random_.choice([1, 2, 3]), random_.choice([None, 1, 2])
     paths, tier = directories(tmp_path, range(nodes)), tmp_path / "tier"
-    step = 0
+
+    def open_again(ranks: RankProcesses, limit: int | None) -> int:
+        """Go on from the latest step, and return that; 0: there is none."""
+        tiers = [tl.Tier(tier, every=2, keep=keep, bytes_per_second=limit)]
+        steps = open_all(ranks, paths, keep=2, tiers=tiers)[0]
+        if steps:
+            assert ranks.all("loads", state(steps[-1])) == [True] * nodes
+        return steps[-1] if steps else 0
+
     for _ in range(3):
         with RankProcesses(nodes) as ranks:
-            limit = random_.choice([None, 3_000_000])
-            found = open_all(
-                ranks, paths, keep=2, tiers=[tl.Tier(tier, every=2, keep=None, bytes_per_second=limit)]
-            )
-            if found[0]:
-                assert ranks.all("loads", state(found[0][-1])) == [True] * nodes
-            step = max(found[0], default=0)
+            last = open_again(ranks, random_.choice([None, 3_000_000]))
             for rank in range(nodes):
-                ranks.tell(rank, "save_until_killed_of", step + 1, state(0))
+                ranks.tell(rank, "save_until_killed_of", last + 1, state(0))
             time.sleep(random_.uniform(0.1, 1.5))
             for process in random_.sample(ranks.processes, random_.randint(1, nodes)):
                 process.kill()
@@ -508,15 +758,16 @@ def test_kills_at_any_moment(tmp_path: Path, seed: int) -> None:
         for each in there.steps():
             assert same(there.load(each), make_state(**state(each)))
     with RankProcesses(nodes) as ranks:
-        found = open_all(ranks, paths, keep=2, tiers=[tl.Tier(tier, every=2, keep=None)])
-        if found[0]:
-            assert ranks.all("loads", state(found[0][-1])) == [True] * nodes
-        last = max(found[0], default=0)
+        last = open_again(ranks, None)
         last += 2 - last % 2
         ranks.all("save", last, state(last), block=True)
         ranks.all("wait_drained")
         assert ranks.all("steps")[0][-1] == last
         ranks.finish()
     steps = tl.Checkpointer(tier, process_group=False).steps()
-    assert steps == list(range(2, last + 1, 2))
+    if keep is None:
+        assert steps == list(range(2, last + 1, 2))
+    else:
+        assert steps[-1] == last
+        assert len(steps) <= keep
     check_tier(tier, steps)

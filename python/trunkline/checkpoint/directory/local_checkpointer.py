@@ -1,6 +1,7 @@
 """A Checkpointer whose directory lies on disks that one node each sees: tl.Checkpointer(..., local=True)."""
 
 import errno
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from typing import Any, Literal, SupportsIndex, TypeVar, cast
 
 from trunkline._arguments import bool_argument, count_argument, seconds_argument, step_argument
 from trunkline._core import Engine
-from trunkline._errors import Corrupt, Error, Timeout, Unsupported, exception_of
+from trunkline._errors import Corrupt, Error, Unsupported, exception_of
 from trunkline._formats.checkpoint_names import step_name
 from trunkline._formats.tensor_reader import TensorReader
 from trunkline._paths import absolute_path, path_name
@@ -240,27 +241,22 @@ class LocalCheckpointer(Checkpointer):
         """
         return self._rules_with_best().best_of(self._listed("best()").saves)
 
-    def wait(self) -> None:
-        """As Checkpointer.wait(); raises the error of a copy that this node could not make."""
-        super().wait()
-        self._context.node_tiers.raise_failure()
-
     def wait_drained(self, timeout: float | None = None) -> None:
         """As Checkpointer.wait_drained(), but collective: all ranks wait until all nodes have copied.
 
         Raises RankError if another node cannot copy its part.
         """
-        deadline = None if timeout is None else time.monotonic() + seconds_argument(timeout)
+        deadline = math.inf if timeout is None else time.monotonic() + seconds_argument(timeout)
         self.wait()
         if not self._context.node_tiers:
             return
         copies = NodeCopies(self._context, self._local)
         self._collective("wait_drained()", copies.begin)
-        while not self._collective("wait_drained()", copies.are_done):
-            if deadline is not None and time.monotonic() > deadline:
-                raise Timeout(
-                    None, f"copying to tiers: not finished after {timeout} s; it goes on, wait again"
-                )
+
+        def are_done() -> bool:
+            return copies.are_done(is_late=time.monotonic() > deadline)
+
+        while not self._collective("wait_drained()", are_done):
             copies.pause()
 
     def drains(self) -> list[DrainStatus]:
@@ -342,7 +338,6 @@ class LocalCheckpointer(Checkpointer):
         """
         chosen = step_argument(step)
         self._collective("delete()", lambda: delete(self._context, chosen))
-        self._context.node_tiers.forget(chosen)
 
     def open_tensors(
         self,

@@ -36,6 +36,7 @@ def delete(context: LocalContext, step: int) -> None:
             if node is not None:
                 node.unlock_again()
             raise
+        context.node_tiers.forget(step)  # before its files are gone, which a copy would miss
         if node is not None:
             node.remove(found["gone"])
             node.note_change()

@@ -280,7 +280,7 @@ class LocalLoading:
         if self._context.must_read:
             node.read()
             self._context.must_read = not lock  # another process may change it
-        return inventory_in_json(node.inventory())
+        return {**inventory_in_json(node.inventory()), "tiers": self._context.node_tiers.seen()}
 
     def _listed(self, offered: list[Any]) -> dict[str, Any]:
         return self._context.planned(offered, self._list)

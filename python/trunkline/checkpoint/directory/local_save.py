@@ -91,7 +91,15 @@ class LocalContext(SaveContext):
     def planned(
         self, offered: Sequence[Any], plan: Callable[[list[Inventory]], dict[str, Any]]
     ) -> dict[str, Any]:
-        """Return plan() of what the nodes have, on rank 0; or the "problem" for which it refuses."""
+        """Return plan() of what the nodes have, on rank 0; or the "problem" for which it refuses.
+
+        Raises Error if the nodes do not see the same tiers.
+        """
+        of_nodes = self.of_nodes(offered)
+        if all("tiers" in each for each in of_nodes):
+            self.node_tiers.check_same(
+                [each["tiers"] for each in of_nodes], [each["node"] for each in of_nodes]
+            )
         try:
             return plan([inventory_of(each) for each in self.of_nodes(offered)])
         except (Refused, Conflict, Diverged) as error:
@@ -199,7 +207,9 @@ class LocalSave(StepSave):
             node.store.collect()
             self._context.must_collect = False
         node.make_id()
-        return {**inventory_in_json(node.inventory()), "not_copied": self._context.node_tiers.failures()}
+        tiers = self._context.node_tiers
+        about = {**tiers.seen_first(), "not_copied": tiers.failures()}
+        return {**inventory_in_json(node.inventory()), **about}
 
     def _plan(self, offered: list[Any]) -> dict[str, Any]:
         """Choose the entry, on rank 0."""
@@ -231,7 +241,8 @@ class LocalSave(StepSave):
         tiers.check(plan.entry)
         left = () if run is None else run.left
         context.attempt = Run(plan.entry.branch, plan.entry.history, left=left)
-        to_copy = [each for each in waiting if plan.entry.continues(each)]
+        stays = [each for each in waiting if each.id not in plan.removable]
+        to_copy = [each for each in stays if plan.entry.continues(each)]
         return {
             "entry": json_of(plan.entry),
             "counting": plan.counting,

@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+from trunkline._errors import Timeout
 from trunkline.checkpoint.directory.local_load import LocalLoading
 from trunkline.checkpoint.directory.local_save import LocalContext
 from trunkline.checkpoint.directory.node_tiers import plan_tasks
@@ -10,7 +11,7 @@ from trunkline.checkpoint.nodes.agreement import Inventory
 from trunkline.checkpoint.ranks.group import Exchange, rank_error
 from trunkline.checkpoint.ranks.outcomes import combine
 
-_BUT = "it was not waited for all copies"
+_BUT = "not all copies were waited for"
 _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 1.0
 
@@ -28,10 +29,19 @@ class NodeCopies:
         context = self._context
 
         def work(exchange: Exchange | None) -> Any:
-            offered = self._loading.entries()
+            offered = self._loading.entries(lock=True)
             return combine(exchange, "entries", offered, lambda all_: context.planned(all_, self._plan), _BUT)
 
-        found = context.together("wait_drained()", _BUT, work)
+        try:
+            found = context.together("wait_drained()", _BUT, work)
+        except BaseException:
+            if context.node is not None:
+                context.node.unlock_again()
+            raise
+        finally:
+            context.must_read = True
+            if context.node is not None:
+                context.node.is_used = False
         if "problem" not in found:
             context.node_tiers.raise_again()
             context.node_tiers.assign(found["to_copy"])
@@ -43,27 +53,46 @@ class NodeCopies:
             return {"to_copy": []}
         return {"to_copy": plan_tasks(found, self._context.node_tiers.waiting(found), None)}
 
-    def are_done(self) -> bool:
-        """Whether all is copied. Raises the error of this node, or RankError with that of another."""
+    def are_done(self, *, is_late: bool) -> bool:
+        """Whether all is copied. is_late: this rank does not want to wait any longer.
+
+        Raises the error of this node, or RankError with that of another; Timeout on all ranks if one of them
+        is late.
+        """
         context = self._context
         tiers = context.node_tiers
 
         def work(exchange: Exchange | None) -> Any:
-            own = {"failed": tiers.failures(), "is_done": tiers.are_copied()}
+            own = {
+                "failed": tiers.failures(),
+                "unraised": tiers.unraised(),
+                "has_ended": tiers.have_ended(),
+                "is_late": is_late,
+            }
             return combine(exchange, "copied", own, self._outcome, _BUT)
 
         found = context.together("wait_drained()", _BUT, work)
-        if found["failed"] is not None:
-            tiers.raise_failure()
-            rank, why = found["failed"]
+        if not found["is_done"] and not found["is_late"]:
+            return False
+        tiers.raise_failure()
+        if found["unraised"] is not None:
+            rank, why = found["unraised"]
             raise rank_error(rank, f"rank {rank} could not copy to a tier: {why}")
-        return bool(found["is_done"])
+        if not found["is_done"]:
+            what = found["what"] or "to tiers"
+            raise Timeout(None, f"copying {what}: not finished in the given time; it goes on, wait again")
+        return True
 
     def _outcome(self, theirs: list[dict[str, Any]]) -> dict[str, Any]:
-        self._context.node_tiers.note_failures([each["failed"] for each in theirs[1:]])
-        failed = [(rank, each[1]) for rank, own in enumerate(theirs) for each in own["failed"] if each]
-        # The coordinator commits the copies, after all others.
-        return {"failed": failed[0] if failed else None, "is_done": theirs[0]["is_done"]}
+        tiers = self._context.node_tiers
+        tiers.note_failures([each["failed"] for each in theirs[1:]])
+        unraised = [(rank, each["unraised"]) for rank, each in enumerate(theirs) if each["unraised"]]
+        return {
+            "unraised": unraised[0] if unraised else None,
+            "is_done": theirs[0]["has_ended"],  # the coordinator commits the copies, after all others
+            "is_late": any(each["is_late"] for each in theirs),
+            "what": tiers.what_is_copied(),
+        }
 
     def pause(self) -> None:
         """Wait a little before the next are_done()."""

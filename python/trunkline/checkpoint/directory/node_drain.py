@@ -33,7 +33,7 @@ from trunkline.checkpoint.nodes.record import entry_of, json_of
 from trunkline.checkpoint.save import saves_into
 from trunkline.checkpoint.tiers.copying import make_private, remove_old_copies
 from trunkline.checkpoint.tiers.drain import Drain, NotNeededError
-from trunkline.checkpoint.tiers.listing import committed_in, id_of, last_number_in
+from trunkline.checkpoint.tiers.listing import committed_in, last_number_in
 from trunkline.checkpoint.tiers.plan import Commit, is_due, steps_to_copy
 from trunkline.checkpoint.tiers.shard_copier import DamagedOriginalError, Shard, ShardCopier
 from trunkline.checkpoint.tiers.staged_shares import StagedShare, StagedShares
@@ -65,6 +65,24 @@ class CopyTask(NamedTuple):
         return {each.place for each in self.readers}
 
 
+class CopyFailure(NamedTuple):
+    """What a node could not copy: the id of the save, empty if it is nothing in particular, and why.
+
+    is_lasting: what the node has is damaged, so that it will never be copied.
+    """
+
+    save: str
+    why: str
+    is_lasting: bool
+
+    def error(self) -> Exception:
+        """Make the error with which the coordinator gives the copy up."""
+        text = f"another node cannot copy its part: {self.why}"
+        error = Corrupt(None, text) if self.is_lasting else Error(None, text)
+        error.is_of_another_node = True  # type: ignore[attr-defined]
+        return DamagedOriginalError(error) if isinstance(error, Corrupt) else error
+
+
 def task_in_json(task: CopyTask) -> Any:
     """Return a task as it is sent."""
     return [json_of(task.save), [list(each) for each in task.readers]]
@@ -88,9 +106,9 @@ class NodeDrain(Drain):
         self.node = node
         self.place = place
         self._tasks: tuple[CopyTask, ...] = ()
-        self._failed: str | None = None  # the id of the save whose copy has failed since assign()
-        self._unmade: set[Commit] = set()  # what was to be copied when that failed
-        self._failed_elsewhere: dict[str, str] = {}  # ids of saves, and why another node cannot copy its part
+        self._failures: dict[str, CopyFailure] = {}  # of this node, by the ids of saves
+        self._done: set[Commit] = set()  # what the tier has, or will not get, as was found out last
+        self._failed_elsewhere: dict[str, CopyFailure] = {}  # of other nodes, likewise
 
     @property
     def is_coordinator(self) -> bool:
@@ -99,7 +117,7 @@ class NodeDrain(Drain):
 
     def assign(self, tasks: Sequence[CopyTask]) -> None:
         """Copy these saves, and none that were to be copied before."""
-        self._failed, self._unmade, self._failed_elsewhere = None, set(), {}
+        self._failures = {save: each for save, each in self._failures.items() if each.is_lasting}
         self._tasks = tuple(each for each in tasks if is_due(each.save.step, self.tier.every))
         self.request()
 
@@ -124,11 +142,7 @@ class NodeDrain(Drain):
 
     def pending_saves(self) -> set[str]:
         """Return the ids of the saves that are still to be copied, also those that could not be copied."""
-        return {
-            each.save.id
-            for each in self._tasks
-            if each.commit not in self._settled or each.commit in self._unmade
-        }
+        return {each.save.id for each in self._tasks if each.commit not in self._done}
 
     def waiting_of(self, saves: Sequence[Entry]) -> list[Entry]:
         """Return those of the saves of a run that the tier, as it is now, is still to get."""
@@ -137,27 +151,51 @@ class NodeDrain(Drain):
 
     def left(self) -> list[int]:
         """Return, on the coordinator, the steps that are still to be copied, as far as is known."""
-        held = self.held_saves() if self.is_coordinator else set()
-        return sorted(each.save.step for each in self._tasks if each.save.id in held)
+        pending = self.pending_saves() if self.is_coordinator else set()
+        return sorted(each.save.step for each in self._tasks if each.save.id in pending)
 
-    def failure(self) -> tuple[str, str] | None:
-        """Return which save could not be copied, by its id, and why; None: none.
+    def take_error_at_exit(self) -> BaseException | None:
+        """Return the error of a copy that has failed on this node.
 
-        Of failures that were not raised, and since assign(). The id is empty if nothing can be copied.
+        None if another Checkpointer has gone on, or if it says again that the tier is another run's.
         """
-        news, error, failed = self._news, self._error, self._failed
-        if news is not None:
-            task = None if news[0] is None else self._task(news[0])
-            return ("" if task is None else task.save.id), str(news[1])
-        return None if error is None or failed is None else (failed, str(error))
+        is_known = self._news is not None and isinstance(self._news[1], FileExistsError)
+        if self.node.is_replaced or (is_known and self._is_known_as_others):
+            return None
+        return self.take_error()
 
-    def note_failure(self, save: str, why: str) -> None:
+    def unraised(self) -> str | None:
+        """Return the text of an error that was not raised yet; None: there is none."""
+        news = self._news
+        return None if news is None else str(news[1])
+
+    def failures(self) -> list[CopyFailure]:
+        """Return what this node could not copy since assign(), and what it never can."""
+        return list(self._failures.values())
+
+    def note_failure(self, failure: CopyFailure) -> None:
         """Note, on the coordinator, that another node cannot copy its part of a save."""
-        self._failed_elsewhere[save] = why
+        self._failed_elsewhere = {**self._failed_elsewhere, failure.save: failure}
 
-    def why_failed(self, save: str) -> str | None:
-        """Return why another node cannot copy its part of a save; None: it can, as far as is known."""
-        return self._failed_elsewhere.get(save)
+    def begin_again(self, save: str) -> None:
+        """Forget, on the coordinator, that a save could not be copied earlier, unless it never can."""
+        failed = self._failed_elsewhere.get(save)
+        if failed is not None and not failed.is_lasting:
+            self.take_failure(save)
+
+    def take_failure(self, save: str) -> CopyFailure | None:
+        """Return why another node cannot copy its part of a save, once; None: it can, as far as is known."""
+        found = self._failed_elsewhere.get(save)
+        self._failed_elsewhere = {name: each for name, each in self._failed_elsewhere.items() if name != save}
+        return found
+
+    def what_is_copied(self) -> str:
+        """Return what is being copied, and for whom it waits, as the end of a message; empty: nothing."""
+        copying = self._copying
+        if copying is None:
+            return ""
+        waits = copying[1].waits_for if isinstance(copying[1], ShareCopy) else ""
+        return f"step {copying[0].step} to {self.tier.directory}{waits and f', which waits for {waits}'}"
 
     def forget(self, step: int) -> None:
         """Do not copy a step, which was deleted."""
@@ -170,7 +208,9 @@ class NodeDrain(Drain):
     def _queue_of(self, candidates: Sequence[Commit]) -> list[Commit]:
         there = committed_in(self.tier.directory)
         above = 0 if there else last_number_in(self.tier.directory)
-        return steps_to_copy(candidates, there, self.tier.every, self.tier.keep, above)
+        # What the coordinator has begun is finished, also if there are `keep` later ones by now.
+        keep = self.tier.keep if self.is_coordinator else None
+        return steps_to_copy(candidates, there, self.tier.every, keep, above)
 
     def _plan(self) -> tuple[list[Commit], list[Commit]]:
         commits = [each.commit for each in self._tasks]
@@ -193,6 +233,16 @@ class NodeDrain(Drain):
                 return None
             is_news = self._requested != seen
             pause = _FIRST_PAUSE_SECONDS if is_news else min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def forget_parent(self) -> None:
+        """As Drain.forget_parent(): what was to be copied is the parent's."""
+        super().forget_parent()
+        self._tasks, self._failures = (), {}
+
+    def look(self) -> None:
+        """Find out what is to be copied."""
+        super().look()
+        self._done = set(self._settled)
 
     def _is_expected(self, commit: Commit) -> bool:
         """Whether the coordinator waits for this node's part of a save."""
@@ -234,10 +284,13 @@ class NodeDrain(Drain):
         return self._task(commit) is None  # retention leaves what is to be copied
 
     def _fail(self, commit: Commit | None, error: BaseException) -> None:
-        task = None if commit is None else self._task(commit)
-        self._failed = None if task is None else task.save.id
-        self._unmade = set(self._queue)
         super()._fail(commit, error)
+        if getattr(error, "is_of_another_node", False):
+            self._news = None  # that node raises it
+        task = None if commit is None else self._task(commit)
+        if task is not None:
+            failed = CopyFailure(task.save.id, str(self._error), commit in self._damaged)
+            self._failures = {**self._failures, task.save.id: failed}
 
 
 class ShareCopy:
@@ -259,6 +312,7 @@ class ShareCopy:
         self._task = task
         self._manifest = manifest
         self._stop = stop
+        self.waits_for = ""  # nodes, on the coordinator
         self._staged = drain.staged(task)
         self._whole = whole
         limit = drain.tier.bytes_per_second
@@ -286,22 +340,35 @@ class ShareCopy:
         before_commit, keep, and what this returns and raises: as for StepCopy.run(). Raises NotNeededError if
         the copy has been given up meanwhile.
         """
-        if self._drain.is_coordinator:
-            self._prepare()
-        try:
-            for owner in self._task.owners_for(self._drain.place):
-                if self._staged.find(owner) is None:
-                    self._copy_share(owner)
-        except OSError:
-            if not self._drain.is_coordinator and not self._staged.exists():
-                raise NotNeededError from None  # the coordinator has removed the folder
-            raise
         if not self._drain.is_coordinator:
+            try:
+                self._copy_own()
+            except OSError:
+                if not self._staged.exists():
+                    raise NotNeededError from None  # the coordinator has removed the folder
+                raise
             return []
-        return self._commit(self._wait_for_all(), before_commit, keep)
+        self._prepare(before_commit)
+        self._copy_own()
+        try:
+            shares = self._wait_for_all()
+            if not self._drain.has_assigned(self.save.id):
+                raise NotNeededError
+        except NotNeededError:
+            self._staged.remove()
+            raise
+        return self._commit(shares, before_commit, keep)
 
-    def _prepare(self) -> None:
-        """Make the tier, if it is not there, and a folder for the save in it."""
+    def _copy_own(self) -> None:
+        for owner in self._task.owners_for(self._drain.place):
+            if self._find(owner) is None:
+                self._copy_share(owner)
+
+    def _prepare(self, claim: Callable[[], None]) -> None:
+        """Make the tier, if it is not there, and a folder for the save in it.
+
+        claim: makes the tier this run's, so that no other run begins there meanwhile.
+        """
         store, directory = self._drain.store, self._drain.tier.directory
         if store.volumes:
             raise Unsupported(
@@ -310,26 +377,50 @@ class ShareCopy:
                 "directory for the tier",
                 directory,
             )
-        if not id_of(directory):
-            is_new = not os.path.exists(directory)  # noqa: PTH110
-            retry_while_locked(lambda: store.begin(self.save.step, [0])).abandon()
+        is_new = not os.path.exists(directory)  # noqa: PTH110
+        save = self._begin(0)
+        try:
             if is_new:
                 make_private(directory, self._drain.node.directory)
+            claim()
+        finally:
+            save.abandon()
+        self._drain.begin_again(self.save.id)
         self._staged.make()
         self._staged.remove_others()
+
+    def _begin(self, shards: int) -> CheckpointSave:
+        """Lock the tier, and begin the step there. Whose its steps are is for the caller to check."""
+        store = self._drain.store
+        store.continue_from(store.position())
+        save: CheckpointSave = retry_while_locked(lambda: store.begin(self.save.step, [shards]))
+        return save
+
+    def _find(self, owner: int) -> StagedShare | None:
+        """Return the share of a node if all of it is in the tier."""
+        found = self._staged.find(owner)
+        if found is None or found.node >= len(self._whole["shares"]):
+            return None
+        return found if len(found.files) == len(shards_of_share(self._whole, found.node, owner)) else None
 
     def _copy_share(self, owner: int) -> None:
         node = self.save.nodes.index(self._task.readers[owner].node)
         numbers = self._shards_of(owner)
         paths, sizes = self._manifest.shard_paths(), self._manifest.shard_bytes()
         copies = self._staged.new_files(owner, len(numbers))
-        self._copier.copy(
-            [
-                Shard(number, paths[number], copy, sizes[number], self._manifest.shard_checksums(number))
-                for number, copy in zip(numbers, copies, strict=True)
-            ]
-        )
-        self._staged.add(owner, node, copies)
+        try:
+            self._copier.copy(
+                [
+                    Shard(number, paths[number], copy, sizes[number], self._manifest.shard_checksums(number))
+                    for number, copy in zip(numbers, copies, strict=True)
+                ]
+            )
+            self._staged.add(owner, node, copies)
+        except BaseException:
+            for copy in copies:
+                with suppress(OSError):
+                    os.unlink(copy)  # noqa: PTH108
+            raise
 
     def _shards_of(self, owner: int) -> list[int]:
         """Return which shards of the node that copies a share are of that share."""
@@ -340,36 +431,34 @@ class ShareCopy:
         pause = _FIRST_PAUSE_SECONDS
         with Wait(_log, "wait for other nodes", f"step {self.save.step}", _WARN_SECONDS) as wait:
             while True:
-                found = [self._staged.find(owner) for owner in range(len(self._task.readers))]
+                found = [self._find(owner) for owner in range(len(self._task.readers))]
                 complete = [each for each in found if each is not None]
                 if len(complete) == len(found):
                     return complete
                 missing = [self._task.readers[owner].node for owner, each in enumerate(found) if each is None]
-                wait.check(lambda missing=missing: self._about_missing(missing))  # type: ignore[misc]
-                why = self._drain.why_failed(self.save.id)
-                if why is not None:
-                    raise Error(None, f"another node cannot copy its part: {why}")
+                self.waits_for = _named(missing)
+                wait.check(self._about_missing)
+                failed = self._drain.take_failure(self.save.id)
+                if failed is not None:
+                    raise failed.error()
                 if not self._drain.has_assigned(self.save.id):
                     raise NotNeededError
                 if self._stop.wait(pause):
                     raise Cancelled(None, f"copying step {self.save.step} was stopped")
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
-    def _about_missing(self, nodes: Sequence[str]) -> str:
-        named = ", ".join([*nodes[:3], *(["..."] if len(nodes) > 3 else [])])
+    def _about_missing(self) -> str:
         return (
-            f"the parts of step {self.save.step} that {len(nodes)} other node(s) ({named}) copy to "
-            f"{self._drain.tier.directory}. If they do not: is it mounted there, and the same directory?"
+            f"what {self.waits_for} copies of step {self.save.step} to {self._drain.tier.directory}. Is that "
+            "mounted there, and the same directory?"
         )
 
     def _commit(
         self, shares: Sequence[StagedShare], before_commit: Callable[[], None], keep: int | None
     ) -> list[OSError]:
         """Make the copied shards the checkpoint of the step."""
-        store = self._drain.store
         copies = _Copies.of(self._whole, shares, f"step {self.save.step} in {self._drain.tier.directory}")
-        store.continue_from(store.position())  # whose steps these are is checked with the tier locked
-        save: CheckpointSave = retry_while_locked(lambda: store.begin(self.save.step, [len(copies.shards)]))
+        save = self._begin(len(copies.shards))
         try:
             before_commit()
             files = [file for share in self._staged.take(shares) for file in share.files]
@@ -399,6 +488,12 @@ class ShareCopy:
             raise
         self._staged.remove()
         return remove_old_copies(save, keep)
+
+
+def _named(nodes: Sequence[str]) -> str:
+    """Return the ids of nodes in words."""
+    shown = [*nodes[:3], *(["..."] if len(nodes) > 3 else [])]
+    return f"node{'s' if len(nodes) > 1 else ''} {', '.join(shown)}"
 
 
 class _Copies(NamedTuple):

@@ -9,23 +9,28 @@ import _thread
 import errno
 import os
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
 from typing import Any
 
 from trunkline._core import CheckpointStore, Engine
-from trunkline._errors import exception_of
+from trunkline._errors import Error, exception_of
 from trunkline._logging import Log
-from trunkline.checkpoint.directory.node_drain import CopyTask, NodeDrain, task_in_json, task_of
+from trunkline.checkpoint.directory.node_drain import (
+    CopyFailure,
+    CopyTask,
+    NodeDrain,
+    task_in_json,
+    task_of,
+)
 from trunkline.checkpoint.directory.step_reader import StepReader
 from trunkline.checkpoint.lock_wait import retry_while_locked
 from trunkline.checkpoint.nodes.agreement import Entry, Inventory
 from trunkline.checkpoint.nodes.copies import Reader, choose_readers, readers_of, shares_of
 from trunkline.checkpoint.nodes.node_directory import NodeDirectory
 from trunkline.checkpoint.nodes.record import entry_of, json_of, wrong_values_named
-from trunkline.checkpoint.nodes.run import goes_on_from, loadable_saves, places_of
+from trunkline.checkpoint.nodes.run import branches_of, goes_on_from, loadable_saves, places_of
 from trunkline.checkpoint.tiers.drain import DrainStatus, raise_failures
 from trunkline.checkpoint.tiers.hung import read_beside
-from trunkline.checkpoint.tiers.listing import committed_in, last_number_in
+from trunkline.checkpoint.tiers.listing import committed_in, id_of, last_number_in
 from trunkline.checkpoint.tiers.origin import NAME, identity_of, origins_of, saves_of, write_origins
 from trunkline.checkpoint.tiers.plan import Commit
 from trunkline.checkpoint.tiers.tier import Tier, about_missing_tier, missing_tier
@@ -79,6 +84,14 @@ class NodeTiers:
 
     # On all ranks.
 
+    def seen(self) -> list[str]:
+        """Return the id of each tier as this node sees it; empty if it sees none there."""
+        return [id_of(each) for each in self._directories]
+
+    def seen_first(self) -> dict[str, list[str]]:
+        """Return what seen() returns, as "tiers", unless saves of this run have been copied."""
+        return {} if self._has_looked else {"tiers": self.seen()}
+
     def reader(self, index: int) -> StepReader:
         """Return what reads the steps of a tier."""
         store = self._stores[index]
@@ -90,7 +103,7 @@ class NodeTiers:
 
     def assign(self, tasks: Sequence[Any]) -> None:
         """Let this node copy its parts of these saves, which rank 0 has planned."""
-        if self._drains and not self._is_recorded:
+        if self._drains and tasks and not self._is_recorded:
             self._record()
             self._is_recorded = True
         self._has_looked = True
@@ -116,9 +129,13 @@ class NodeTiers:
         """Raise the error of a copy that this node could not make, once. more: what to do."""
         raise_failures(self._drains, more)
 
-    def failures(self) -> list[tuple[str, str] | None]:
-        """Return, of each tier, which save this node could not copy, by its id, and why."""
-        return [drain.failure() for drain in self._drains]
+    def failures(self) -> list[list[CopyFailure]]:
+        """Return, of each tier, what this node could not copy."""
+        return [drain.failures() for drain in self._drains]
+
+    def unraised(self) -> str | None:
+        """Return the text of the first error that raise_failure() would raise; None: there is none."""
+        return next(filter(None, (drain.unraised() for drain in self._drains)), None)
 
     def raise_again(self) -> None:
         """Let raise_failure() raise the errors of the same saves again."""
@@ -127,15 +144,33 @@ class NodeTiers:
 
     # On rank 0.
 
-    def note_failures(self, theirs: Sequence[Sequence[tuple[str, str] | None]]) -> None:
-        """Note what other nodes could not copy: failures() of each, with the name of the node."""
-        for failed in theirs:
-            for drain, each in zip(self._drains, failed, strict=False):
-                if each is not None:
-                    drain.note_failure(*each)
+    def check_same(self, seen: Sequence[Sequence[str]], nodes: Sequence[str]) -> None:
+        """Raise Error unless all nodes see the same directories. seen: by each node; nodes: their ids."""
+        for index, directory in enumerate(self._directories):
+            ids = [each[index] for each in seen]
+            for node, found in zip(nodes, ids, strict=True):
+                if found != ids[0] and found:
+                    what = "another directory" if ids[0] else "nothing"
+                    raise Error(
+                        None,
+                        f"the tier {directory} is not the same on all nodes: the node of rank 0 sees {what} "
+                        f"where node {node or 'without an id'} sees a tier; is it mounted on the first?",
+                        directory,
+                    )
 
-    def are_copied(self) -> bool:
-        """Whether nothing is left to copy, or a copy has failed."""
+    def note_failures(self, theirs: Sequence[Sequence[Any]]) -> None:
+        """Note what other nodes could not copy: failures() of each."""
+        for failed in theirs:
+            for drain, of_tier in zip(self._drains, failed, strict=False):
+                for each in of_tier:
+                    drain.note_failure(CopyFailure(*each))
+
+    def what_is_copied(self) -> str:
+        """Return what is being copied, and for whom it waits, in words."""
+        return "; ".join(filter(None, (drain.what_is_copied() for drain in self._drains)))
+
+    def have_ended(self) -> bool:
+        """Whether nothing is being copied any more: all is copied, or what is left has failed."""
         return all(drain.wait(0) for drain in self._drains)
 
     def first_number(self) -> int:
@@ -146,20 +181,14 @@ class NodeTiers:
         return self._first_number
 
     def saves_in_tiers(self) -> list[list[Entry]]:
-        """Return the saves in each tier that were copied there by runs of nodes, in their order.
-
-        Raises FileExistsError for a tier with steps of another kind; with fresh=True these do not count.
-        Ctrl-C ends the wait for one that hangs.
-        """
+        """Return the saves in each tier, in their order. Ctrl-C ends the wait for one that hangs."""
         reading = [""]
 
         def read() -> list[list[Entry]]:
             found = []
             for tier in self._tiers:
                 reading[0] = f"the tier {tier.directory}"
-                saves: list[Entry] = []
-                with suppress(FileExistsError) if self.fresh else nullcontext():
-                    saves = self._saves_in(tier.directory)
+                saves = self._saves_in(tier.directory)
                 if not saves and self._is_missing(tier.directory):
                     _log.warn("%s", about_missing_tier(tier.directory))
                 found.append(saves)
@@ -177,9 +206,11 @@ class NodeTiers:
         return [each for each in saves if each.id in pending]
 
     def held(self, waiting: Sequence[Entry]) -> list[str]:
-        """Return the ids of the saves, of those that wait, which retention must leave."""
-        failed = {each for drain in self._drains for each in drain.pending_saves() - drain.held_saves()}
-        return [each.id for each in waiting if each.id not in failed]
+        """Return the ids of the saves, of those that wait, which retention must leave for any tier."""
+        if not self._has_looked:
+            return [each.id for each in waiting]
+        held = {each for drain in self._drains for each in drain.held_saves()}
+        return [each.id for each in waiting if each.id in held]
 
     def check(self, new: Entry) -> None:
         """Raise FileExistsError if a tier holds steps that the run of a new save does not go on from.
@@ -189,11 +220,8 @@ class NodeTiers:
         if self._is_checked:
             return
         for tier, store in zip(self._tiers, self._stores, strict=True):
-            if self.fresh and committed_in(tier.directory):
-                store.start_over(True)
-                retry_while_locked(
-                    lambda store=store: store.begin(0, [0] * max(1, len(store.volumes)))  # type: ignore[misc]
-                ).abandon()
+            if self.fresh and (committed_in(tier.directory) or origins_of(tier.directory)):
+                _set_aside(store, new)
             self._check_run(tier.directory, new)
         self.fresh, self._is_checked = False, True
 
@@ -205,18 +233,32 @@ class NodeTiers:
             return []
         with wrong_values_named(f"{directory}/{NAME}"):
             recorded = [entry_of(each) for each in saves_of(directory)]
+        # The last on record may not be there: it is put on record before it is committed.
         found = [each for each in recorded if Commit(each.step, each.number) in there]
         found.sort(key=lambda each: each.number)
         last = max(there, key=lambda each: each.number)
         is_of_nodes = found and Commit(found[-1].step, found[-1].number) == last
-        if not is_of_nodes or origins_of(directory)[-1:] != [f"{_PREFIX}{found[-1].branch}"]:
-            raise self._of_another_run(directory, there)
-        return found
+        if is_of_nodes and origins_of(directory)[-1:] == [f"{_PREFIX}{recorded[-1].branch}"]:
+            return found
+        return _saves_of_directory(directory, there)
 
     def _check_run(self, directory: str, save: Entry) -> None:
         found = self._saves_in(directory)
         if found and not goes_on_from(save, found[-1]):
             raise self._of_another_run(directory, [Commit(each.step, each.number) for each in found])
+        if not found and self._is_claimed_by_another(directory, save):
+            raise exception_of(
+                "system",
+                errno.EEXIST,
+                f"another run has begun to copy to the tier {directory}; name another directory for the "
+                f"tier. If that run is not to go on, remove {directory}",
+                directory,
+            )
+
+    def _is_claimed_by_another(self, directory: str, save: Entry) -> bool:
+        """Whether another run has begun to copy to a tier that has no step yet."""
+        known = {f"{_PREFIX}{branch}" for branch in branches_of(save)}
+        return any(each.startswith(_PREFIX) and each not in known for each in origins_of(directory)[-1:])
 
     def _check_mounted(self, drain: NodeDrain) -> None:
         """Raise Error if a tier that this node has seen does not exist any more."""
@@ -239,6 +281,8 @@ class NodeTiers:
     def _record(self, seen: str = "") -> None:
         """Put the tiers on this node's record. seen: one that this node has just seen."""
         assert self._node is not None
+        if not os.path.isdir(self._node.store.directory):  # noqa: PTH112 - a node that has saved nothing yet
+            return
         with self._recording:
             before = self._recorded()
             ids = {
@@ -277,6 +321,26 @@ class NodeTiers:
             f"Checkpointer({directory!r}) loads them, too",
             directory,
         )
+
+
+def _set_aside(store: CheckpointStore, new: Entry) -> None:
+    """Move what is in a tier into a folder, and make the tier that of the run of a new save."""
+    store.start_over(True)
+    save = retry_while_locked(lambda: store.begin(0, [0] * max(1, len(store.volumes))))  # moves it
+    try:
+        write_origins(store.directory, [f"{_PREFIX}{new.branch}"], [])
+    finally:
+        save.abandon()
+
+
+def _saves_of_directory(directory: str, steps: Sequence[Commit]) -> list[Entry]:
+    """Return steps that no nodes have saved as saves of one run, which nodes can go on from.
+
+    Its branch is the id of the directory.
+    """
+    branch = f"directory {id_of(directory)}"
+    ordered = sorted(steps, key=lambda each: each.number)
+    return [Entry(f"{branch} {each.number}", each.number, branch, (), (), each.step) for each in ordered]
 
 
 def plan_tasks(found: Sequence[Inventory], saves: Sequence[Entry], new: Entry | None) -> list[Any]:

@@ -293,6 +293,8 @@ def plan_tier_load(
     absent = _missing_owners(decision, decision.save or here)
     if decision.save is not None and not absent:
         return None
+    if newest[1].id in (here.id, here.base):
+        return planned(*newest)
     lost = (
         f"step {here.step} cannot be loaded: its bytes on {', '.join(absent) or 'other nodes'} are not here"
     )

@@ -70,10 +70,11 @@ class StagedShares:
         )
         if not is_ours or about.get("save") != self._save:
             return None
-        files = [f"{self.directory}/{name}" for name in about["files"]]
-        if not all(os.path.exists(each) for each in files):  # noqa: PTH110
+        names, node = about.get("files"), about.get("node")
+        if not isinstance(names, list) or type(node) is not int or node < 0:
             return None
-        return StagedShare(about["node"], files)
+        files = [f"{self.directory}/{os.path.basename(str(name))}" for name in names]  # noqa: PTH119
+        return StagedShare(node, files) if all(map(os.path.exists, files)) else None
 
     def new_files(self, owner: int, count: int) -> list[str]:
         """Return paths for the shards of a share, which nobody has used or will."""
