@@ -9,7 +9,7 @@ from typing import Any
 
 from trunkline._cli_errors import described
 from trunkline._core import CheckpointManifest, CheckpointStore
-from trunkline._errors import Corrupt, Format, exception_of
+from trunkline._errors import Corrupt, Error, Format, exception_of
 from trunkline._paths import file_size
 from trunkline._progress import progress_to
 from trunkline.checkpoint.nodes.agreement import Entry
@@ -136,7 +136,7 @@ def _steps_in(tier: str, *, seen: bool) -> dict[str, Any]:
         if seen and not id_of(tier):
             raise missing_tier(tier)
         return {"directory": tier, "steps": sorted(each.step for each in committed_in(tier))}
-    except OSError as error:
+    except Error as error:
         return {"directory": tier, "error": described(error)}
 
 

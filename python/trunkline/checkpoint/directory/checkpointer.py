@@ -306,7 +306,8 @@ class Checkpointer:
 
         Begins with what an earlier run has left. Raises the error of the save, or of a copy that fails: the
         next call tries again. Raises Timeout after `timeout` seconds; the copies go on. With several ranks
-        rank 0 copies: on the others, this is wait().
+        rank 0 copies: on the others, this is wait(). With local=True it is collective, and waits for all
+        nodes.
         """
         self.wait()
         if self._ranks.rank == 0:

@@ -98,7 +98,7 @@ class LocalCheckpointer(Checkpointer):
         self._wait_for_others()
         copied_to = tiers_argument(tiers, self._absolute)
         self._tiers = Tiers([], cast("Any", None), fresh, engine)  # those of nodes are node_tiers
-        options = {"keep": rules.keep, "keep_every": rules.every, "keep_best": rules.best}
+        options: dict[str, Any] = {"keep": rules.keep, "keep_every": rules.every, "keep_best": rules.best}
         options |= {"fresh": fresh, "copies": number_of_copies}
         options |= {"tiers": [each.options() for each in copied_to]}
         nodes, node = self._open_node(names, options)

@@ -404,9 +404,10 @@ class LocalLoading:
         offered = None if node is None else inventory_in_json(node.inventory())
 
         def planned(offers: list[Any]) -> Any:
-            return json_of(
-                plan_continuation([inventory_of(each) for each in self._context.of_nodes(offers)], plans[0])
-            )
+            [plan] = plans
+            assert isinstance(plan, LoadPlan)
+            found = [inventory_of(each) for each in self._context.of_nodes(offers)]
+            return json_of(plan_continuation(found, plan))
 
         entry = entry_of(combine(exchange, "node", offered, planned, _BUT))
         if node is not None:

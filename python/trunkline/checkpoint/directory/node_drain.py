@@ -500,7 +500,7 @@ class _Copies(NamedTuple):
     """What the manifest of a copy says: its shards, and where in them each tensor is."""
 
     shards: list[dict[str, Any]]
-    tensors: list[tuple[str, str, tuple[int, ...], list[tuple[int, int, int]]]]
+    tensors: list[Any]  # of each: name, dtype, shape, and its pieces
 
     @classmethod
     def of(cls, whole: Mapping[str, Any], shares: Sequence[StagedShare], where: str) -> "_Copies":
