@@ -619,26 +619,42 @@ if sys.argv[3] == "one is stopped":
 def test_ctrl_c_ends_a_call_that_reads_a_tier_which_does_not_respond(
     run: Path, tier: Path, call: str
 ) -> None:
+    check_ctrl_c_ends(run, tier, call, local=False)
+
+
+@pytest.mark.parametrize("call", ["steps()", "load()", "load(1)", "wait_drained()"])
+def test_ctrl_c_ends_a_call_of_a_node(run: Path, tier: Path, call: str) -> None:
+    check_ctrl_c_ends(run, tier, call, local=True)
+
+
+def check_ctrl_c_ends(run: Path, tier: Path, call: str, *, local: bool) -> None:
     script = """
 import os, signal, sys, threading
 import trunkline as tl
+from trunkline.checkpoint.directory import node_drain, node_tiers
 from trunkline.checkpoint.tiers import drain, hung, tiers
 listed, has_hung, answers = drain.committed_in, threading.Event(), threading.Lock()
+id_of = node_tiers.id_of
 answers.acquire()
 def hangs(directory, every=1):  # as in a filesystem whose server is gone
     if has_hung.is_set() and str(directory) == sys.argv[2]:
         with answers:  # if the main thread waits here, the handler of the signal comes after that
             pass
     return listed(directory, every)
-drain.committed_in = tiers.committed_in = hangs
+def hangs_too(directory):
+    hangs(directory)
+    return id_of(directory)
+drain.committed_in = tiers.committed_in = node_drain.committed_in = node_tiers.committed_in = hangs
+node_tiers.id_of = hangs_too
 def say(text):
     print(text)
     threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGINT)).start()
 hung.say, hung._SAY_SECONDS = say, 0.01
-checkpoints = tl.Checkpointer(sys.argv[1], tiers=[tl.Tier(sys.argv[2])])
+options = {"tiers": [tl.Tier(sys.argv[2])], "local": sys.argv[4] == "local"}
+checkpoints = tl.Checkpointer(sys.argv[1], **options)
 checkpoints.save(1, {}, block=True)
 checkpoints.wait_drained()
-checkpoints = tl.Checkpointer(sys.argv[1], tiers=[tl.Tier(sys.argv[2])])
+checkpoints = tl.Checkpointer(sys.argv[1], **options)
 has_hung.set()
 threading.Timer(60, answers.release).start()  # in case the call blocks in this thread
 try:
@@ -651,9 +667,10 @@ hung._SAY_SECONDS = 60  # a busy machine may take long
 print(checkpoints.steps())
 os._exit(0)
 """
-    ended = exit_of(script, run, tier, Path(call))
+    ended = exit_of(script, run, tier, Path(call), Path("local" if local else "shared"))
     said, outcome, steps = ended.stdout.splitlines()
-    assert said == f"waiting for the tier {tier}, which does not respond; Ctrl-C ends the wait"
+    what = f"one of the tiers {tier}" if local else f"the tier {tier}"
+    assert said == f"waiting for {what}, which does not respond; Ctrl-C ends the wait"
     assert (outcome, steps) == ("interrupted", "[1]")
 
 

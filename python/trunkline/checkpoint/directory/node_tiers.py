@@ -85,8 +85,16 @@ class NodeTiers:
     # On all ranks.
 
     def seen(self) -> list[str]:
-        """Return the id of each tier as this node sees it; empty if it sees none there."""
-        return [id_of(each) for each in self._directories]
+        """Return the id of each tier as this node sees it; empty if it sees none there.
+
+        Ctrl-C ends the wait for one that hangs.
+        """
+        if not self._directories:
+            return []
+        return read_beside(
+            lambda: [id_of(each) for each in self._directories],
+            lambda: f"one of the tiers {', '.join(self._directories)}",
+        )
 
     def seen_first(self) -> dict[str, list[str]]:
         """Return what seen() returns, as "tiers", unless saves of this run have been copied."""
