@@ -589,7 +589,7 @@ def test_all_ranks_raise_what_one_knows(tmp_path: Path) -> None:
             assert {rank: each.kind for rank, each in failed.items()} == {0: "Error", 1: "RankError"}
             assert all("does not exist any more" in each.message for each in failed.values())
         away.rename(tier)
-        # Whoever is late first ends the wait of all.
+        # All wait until the first of them gives up.
         ranks.tell(0, "ask", "wait_drained", 30.0)
         time.sleep(0.2)
         ranks.tell(1, "ask", "wait_drained", 30.0)

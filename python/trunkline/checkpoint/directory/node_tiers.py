@@ -182,7 +182,7 @@ class NodeTiers:
         return all(drain.wait(0) for drain in self._drains)
 
     def first_number(self) -> int:
-        """Return above which numbers saves have to be: those in the tiers when the run began."""
+        """Return the least number of a save: above those that the tiers had when the run began."""
         if self._first_number == 0:
             last = max((last_number_in(tier.directory) for tier in self._tiers), default=0)
             self._first_number = last + 1
@@ -354,8 +354,9 @@ def _saves_of_directory(directory: str, steps: Sequence[Commit]) -> list[Entry]:
 def plan_tasks(found: Sequence[Inventory], saves: Sequence[Entry], new: Entry | None) -> list[Any]:
     """Return, as JSON, which node copies what of these saves, and of a new one that all nodes make.
 
-    found: of all nodes. A save of which the first of them, that of rank 0, has nothing is left out: it has
-    no description of the whole to commit.
+    found: of all nodes, in the order of their places, which is also that of the nodes of the new save. A save
+    of which the first of them, that of rank 0, has nothing is left out: it has no description of the whole to
+    commit.
     """
     tasks = []
     for save in saves:

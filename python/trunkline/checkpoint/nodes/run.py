@@ -201,10 +201,15 @@ def _superfluous(found: Sequence[Inventory], decision: Decision, gone: Collectio
 
 
 def goes_on_from(entry: Entry, other: Entry) -> bool:
-    """Whether the run of an entry is that of `other`, or knows it and goes on from what that went on from."""
+    """Whether the run of an entry may replace what the run of `other` has copied to a tier.
+
+    That is so if it is the same run; and if it knows that run, and the two have an ancestor: a run from whose
+    saves both go on. So a run may go back to an earlier step, and one that starts over may not go on there.
+    """
     if entry.branch == other.branch:
         return True
     history = dict(entry.history)
+    # 0: a run is known, but nothing of it is continued from.
     lineage = {other.branch, *(branch for branch, last in other.history if last > 0)}
     return other.branch in history and any(history.get(branch, 0) > 0 for branch in lineage)
 

@@ -6,7 +6,7 @@
           share-3-ab12cd34-0.safetensors    a shard of the share of node 3, as that node or another has it
           share-3.json           the shards of that share: written once all are durable and verified
 
-Whoever finds share-3.json need not copy that share: so what was copied before a crash is used afterwards.
+A share with such a record is not copied again: what was copied before a crash is used afterwards.
 """
 
 import json
