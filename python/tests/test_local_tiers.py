@@ -49,6 +49,8 @@ def test_one_process(tmp_path: Path) -> None:
     run = str(tmp_path / "run")
     assert made.locations() == {2: [str(tier)], 4: [run, str(tier)], 5: [run]}
     assert [each.step for each in made.drains()] == [None]
+    with pytest.raises(FileNotFoundError, match=rf"Checkpointer\('{tier}'\)\.delete\(2\) removes"):
+        made.delete(2)
     # Another machine, whose disk is empty.
     shutil.rmtree(run)
     made = open_alone(tmp_path, tiers, keep=2)

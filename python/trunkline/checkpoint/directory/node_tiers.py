@@ -204,6 +204,13 @@ class NodeTiers:
 
         return read_beside(read, lambda: reading[0]) if self._tiers else []
 
+    def directory_with(self, step: int) -> str | None:
+        """Return the first tier that has a step; None: there is none."""
+        for directory, saves in zip(self._directories, self.saves_in_tiers(), strict=True):
+            if any(each.step == step for each in saves):
+                return directory
+        return None
+
     def waiting(self, found: Sequence[Inventory]) -> list[Entry]:
         """Return the saves of a run that tiers are still to get. found: of all nodes."""
         saves = loadable_saves(found)
