@@ -34,6 +34,7 @@ from trunkline.checkpoint.tiers.listing import committed_in, id_of, last_number_
 from trunkline.checkpoint.tiers.origin import NAME, identity_of, origins_of, saves_of, write_origins
 from trunkline.checkpoint.tiers.plan import Commit
 from trunkline.checkpoint.tiers.tier import Tier, about_missing_tier, missing_tier
+from trunkline.checkpoint.tiers.tiers import named_steps
 
 _log = Log("checkpoint")
 
@@ -325,12 +326,11 @@ class NodeTiers:
         self._record(directory)
 
     def _of_another_run(self, directory: str, steps: Sequence[Commit]) -> Exception:
-        numbers = sorted(each.step for each in steps)
-        named = ", ".join(map(str, numbers if len(numbers) <= 6 else [*numbers[:3], "...", *numbers[-3:]]))
+        named = named_steps(sorted(each.step for each in steps))
         return exception_of(
             "system",
             errno.EEXIST,
-            f"the tier {directory} holds {'step' if len(numbers) == 1 else 'steps'} {named} of another run; "
+            f"the tier {directory} holds {named} of another run; "
             "name another directory for the tier, pass fresh=True, which moves them into a separate folder "
             "and deletes nothing, or call load() first, if this run is to go on from them. "
             f"Checkpointer({directory!r}) loads them, too",

@@ -37,7 +37,7 @@ _MAX_NAMED = 6  # steps in an error
 _POLL_SECONDS = 0.1
 
 
-def _named(steps: Sequence[int]) -> str:
+def named_steps(steps: Sequence[int]) -> str:
     """Return the steps in words."""
     named = [str(each) for each in steps]
     if len(named) > _MAX_NAMED:
@@ -284,9 +284,9 @@ class Tiers:
             if steps:
                 raise Error(
                     None,
-                    f"cannot copy {_named(steps)} to {place.directory}: the interpreter is exiting. Call "
-                    "wait_drained() earlier: exit handlers registered before trunkline was imported run too "
-                    "late",
+                    f"cannot copy {named_steps(steps)} to {place.directory}: the interpreter is exiting. "
+                    "Call wait_drained() earlier: exit handlers registered before trunkline was imported run "
+                    "too late",
                 )
 
     def _wait_for(self, place: _Place, timeout: float | None) -> bool:
@@ -416,7 +416,7 @@ class Tiers:
         return exception_of(
             "system",
             errno.EEXIST,
-            f"the tier {place.directory} holds {_named(steps)}, {why}; {self._other_run_advice(place)}",
+            f"the tier {place.directory} holds {named_steps(steps)}, {why}; {self._other_run_advice(place)}",
             place.directory,
         )
 
