@@ -161,7 +161,7 @@ class _Model:
 
     def __init__(self, name: str, folder: Path) -> None:
         torch.manual_seed(0)
-        config = transformers.AutoConfig.for_model(name, **COMMON, **SHAPES[name], dtype="bfloat16")
+        config = transformers.AutoConfig.for_model(name, **{**COMMON, **SHAPES[name]}, dtype="bfloat16")
         self._folder = folder
         self._model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         self._model.save_pretrained(folder)
