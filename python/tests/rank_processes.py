@@ -89,6 +89,7 @@ class Rank:
         )
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
         self.checkpointers: dict[str, tl.Checkpointer] = {}
+        self.sharded_calls: Any = None
         self.groups: dict[tuple[int, ...], Any] = {}
         self.reads = threading.Event()
 
@@ -372,6 +373,16 @@ class Rank:
         made = tl.Checkpointer(directory, local=True, engine=self.engine, **options)
         self.checkpointers[""] = made
         return made.steps()
+
+    def sharded(self, what: str, *arguments: Any, warns: bool = False, **options: Any) -> Any:
+        """Do something of ShardedCalls; `warns`: return the texts of its warnings."""
+        if self.sharded_calls is None:
+            from sharded_states import ShardedCalls
+
+            self.sharded_calls = ShardedCalls(self.engine)
+        with recorded_warnings() if warns else contextlib.nullcontext([]) as said:
+            value = getattr(self.sharded_calls, what)(*arguments, **options)
+        return said if warns else value
 
     def ask(self, what: str, *arguments: Any) -> Any:
         """Call a method of the Checkpointer that returns a value."""

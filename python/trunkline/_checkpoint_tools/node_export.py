@@ -10,7 +10,7 @@ from trunkline._export.placeholders import Placeholders
 from trunkline._formats.node_names import is_node_directory
 from trunkline._progress import progress_to
 from trunkline.checkpoint.directory.local_checkpointer import LocalCheckpointer
-from trunkline.checkpoint.directory.local_load import no_progress
+from trunkline.checkpoint.directory.local_load import Sharded, no_progress
 from trunkline.checkpoint.directory.shards import WHAT_TO_LOAD
 from trunkline.checkpoint.state.tree import flatten
 
@@ -48,10 +48,15 @@ def export_from_nodes(directory: str, step: int | None, key: str | None, target:
         done.tensors = done.tensors or len(flatten(state.value)[1])  # .pt: none is in a file yet
         return done.document()
 
-    checkpointer = LocalCheckpointer(directory, keep=None)
     with progress_to(f"reading {directory} of all nodes") as show:
+        on_progress = show if target.show_progress else no_progress
         try:
-            done = checkpointer.export(step, check, write, show if target.show_progress else no_progress)
+            try:
+                done = LocalCheckpointer(directory, keep=None).export(step, check, write, on_progress)
+            except Sharded:
+                from trunkline.dcp import local_checkpointer as sharded
+
+                done = sharded.LocalCheckpointer(directory, keep=None).export(step, check, write, on_progress)
         except Corrupt as error:
             reword(error, str(error).removesuffix(WHAT_TO_LOAD) + "; export another step")
             raise

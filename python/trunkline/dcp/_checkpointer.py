@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -35,6 +35,9 @@ from trunkline.dcp._task import Task
 from trunkline.dcp._writer import StorageWriter
 from trunkline.dcp.run_directory import Commit
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 _log = Log("checkpoint")
 _MOST_READS = 20  # of a load, while another process removes what it reads
 
@@ -61,13 +64,39 @@ class Checkpointer:
     operations of the training. The constructor talks to nobody; save(), async_save(), load(), wait() and
     delete() are collective: all ranks make the same calls in the same order, and see the directory under the
     same absolute path.
+
+    local: `directory` and `volumes` are on disks of which each node sees only its own, such as local SSDs.
+    Each rank writes to those of its node, and a step counts once all nodes have committed it. load() reads
+    there what a rank needs, and asks other nodes for the rest, over the process group: any number of ranks
+    loads, as long as all bytes are on nodes that are there. The constructor, latest(), steps() and
+    restore_copies() are collective too. A process that has saved or loaded keeps the directory of its node
+    locked until it ends. durable=False is not supported.
+
+    copies, domain, fresh, timeout: with local=True, as those of trunkline.Checkpointer. copies=2: what each
+    rank has is also sent to a second node, which needs main memory for it while the save runs; so a step
+    survives the loss of any node. domain: the name of what fails at once with this node, such as its rack.
+    fresh: start over; the earlier run is left in its place, and not used any more. timeout: seconds without a
+    sign of life until a rank counts as dead.
     """
+
+    def __new__(cls, directory: "str | os.PathLike[str]", *, local: bool = False, **options: Any) -> "Self":
+        """Return a LocalCheckpointer if the directory is on a disk that one node alone sees."""
+        if cls is Checkpointer and bool_argument(local, "local"):
+            from trunkline.dcp.local_checkpointer import LocalCheckpointer
+
+            return super().__new__(LocalCheckpointer)  # type: ignore[return-value]
+        return super().__new__(cls)
 
     def __init__(
         self,
         directory: "str | os.PathLike[str]",
         *,
         keep: SupportsIndex | None = 3,
+        local: bool = False,
+        copies: SupportsIndex = 1,
+        domain: str | None = None,
+        fresh: bool = False,
+        timeout: float = 300.0,
         volumes: "Sequence[str | os.PathLike[str]] | Volume | None" = None,
         process_group: Any = None,
         durable: bool = True,
@@ -78,24 +107,35 @@ class Checkpointer:
         Raises TypeError or ValueError, which names the argument, for invalid ones; Error with ENOTDIR or
         ENOTEMPTY for a path that cannot hold the steps of a run.
         """
+        needs_local = {"copies": copies != 1, "domain": domain is not None, "fresh": fresh is not False}
+        needs_local["timeout"] = timeout != 300.0
+        for name, is_given in needs_local.items():
+            if is_given:
+                raise ValueError(f"{name}: needs local=True")
         self.directory = Path(path_name(directory, "directory"))
         self._path = Path(absolute_path(directory, "directory"))
-        self._keep = keep_argument(keep)
+        number_kept = keep_argument(keep)
         check_engine(engine)
         self._options = {"volumes": volumes, "durable": bool_argument(durable, "durable"), "engine": engine}
         StorageWriter(self._path, **self._options)  # type: ignore[arg-type]  # checks the arguments
-        self._engine = engine
-        self._ranks = RunRanks(process_group)
+        ranks = RunRanks(process_group)
         run_directory.check_usable(self._path)
-        self._turn = Turn()
-        _checkpointers.add(self)
+        self._begin_calls(ranks, engine, number_kept)
         self._known: set[Commit] = set()  # rank 0 alone needs it
         self._saved: set[Commit] = set()  # those of them that it has saved itself
         self._reported: set[Commit] = set()
         self._warned: set[str] = set()
-        self._pending: Task | None = None
         if self._ranks.rank == 0:
             self._warn_of_ignored()
+
+    def _begin_calls(self, ranks: RunRanks, engine: Engine | None, keep: int | None) -> None:
+        """Let calls begin, which take turns."""
+        self._ranks = ranks
+        self._engine = engine
+        self._keep = keep
+        self._turn = Turn()
+        self._pending: Task | None = None
+        _checkpointers.add(self)
 
     def save(self, step: SupportsIndex, state_dict: dict[str, Any], *, planner: Any = None) -> None:
         """Save `state_dict` as the checkpoint of `step`, durably, as torch.distributed.checkpoint.save does.
@@ -148,7 +188,7 @@ class Checkpointer:
             self._turn.begin(call)
             try:
                 self._join()
-                prepared = self._prepare(lambda: stage(_state_of_objects(state)))
+                prepared = self._prepare(lambda: self._staged(_state_of_objects(state)))
                 self._pending = task = self._save_task(number, call, prepared, planner)
                 task.start()
                 task.wait_until_begun()
@@ -157,6 +197,10 @@ class Checkpointer:
             finally:
                 self._turn.end()
         return task.future
+
+    def _staged(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return a copy of a state that async_save() saves, in main memory."""
+        return stage(state)
 
     def load(
         self, state_dict: dict[str, Any], step: SupportsIndex | None = None, *, planner: Any = None
@@ -255,22 +299,31 @@ class Checkpointer:
         """
         number = step_argument(step)
         call = f"delete({number})"
-
-        def remove() -> None:
-            run_directory.step_directory(self._path, number)
-            with run_directory.locked(self._path):
-                run_directory.remove_step(self._path, number)
-
         self._turn.check(call, self._path)
         with self._turn.lock:
             self._turn.begin(call)
             try:
                 self._join()
-                self._pending = task = Task(lambda task: self._ranks.agree(call, remove))
+                self._pending = task = Task(lambda task: self._delete(number, call))
                 task.start()
                 self._join()
             finally:
                 self._turn.end()
+
+    def _delete(self, step: int, call: str) -> None:
+        def remove() -> None:
+            run_directory.step_directory(self._path, step)
+            with run_directory.locked(self._path):
+                run_directory.remove_step(self._path, step)
+
+        self._ranks.agree(call, remove)
+
+    def restore_copies(self) -> list[int]:
+        """With local=True: give nodes in the place of lost ones the copies that those had; return the steps.
+
+        Collective. As trunkline.Checkpointer.restore_copies() does. Raises ValueError without local=True.
+        """
+        raise ValueError("restore_copies() needs local=True: other directories have no copies on other nodes")
 
     def __repr__(self) -> str:
         return f"<trunkline.dcp.Checkpointer {str(self.directory)!r} keep={self._keep}>"

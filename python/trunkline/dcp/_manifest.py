@@ -306,14 +306,15 @@ def _file_from_json(value: object) -> DataFile:
     digits = _json.text(file["crc32c"], f"{name}: crc32c")
     if re.fullmatch(r"(?:[0-9a-f]{8})*", digits) is None or len(digits) // 8 != -(-nbytes // CHUNK_BYTES):
         raise Refusal(f"{name}: crc32c: must be 8 lower-case hexadecimal digits for each chunk")
-    return DataFile(name, nbytes, _hex_to_sums(digits))
+    return DataFile(name, nbytes, bytes_of_checksums(digits))
 
 
 def _sums_to_hex(sums: bytes) -> str:
     return "".join(sums[at : at + 4][::-1].hex() for at in range(0, len(sums), 4))
 
 
-def _hex_to_sums(digits: str) -> bytes:
+def bytes_of_checksums(digits: str) -> bytes:
+    """Return checksums in hexadecimal digits as a DataFile has them."""
     return b"".join(bytes.fromhex(digits[at : at + 8])[::-1] for at in range(0, len(digits), 8))
 
 

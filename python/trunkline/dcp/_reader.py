@@ -68,6 +68,8 @@ class StorageReader(Endpoint, TorchStorageReader):
     A reader must not be used for two loads at once.
     """
 
+    _instead = "load the remaining data with verify=False"  # of a damaged file that cannot be restored
+
     def __init__(
         self,
         path: "str | os.PathLike[str] | None" = None,
@@ -270,22 +272,26 @@ class StorageReader(Endpoint, TorchStorageReader):
 
     def _corrupt_chunk(self, file: DataFile, chunk: int) -> Corrupt:
         begin, end = file.chunk_range(chunk)
-        names = [
-            index.fqn
-            for index, item in self._stored.items()
-            if item.file == file and item.offset < end and item.offset + item.nbytes > begin
-        ]
+        names = self._names_in(file, begin, end)
         shown = ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        shown = shown or "the header of the file"
         path = str(self._directory / file.name)
         error = Corrupt(
             None,
             f"{path} is corrupt: chunk {chunk} (bytes {begin} to {end}), which holds {shown}, does not match "
-            "the checksum it was written with; restore the file from a copy, or load the remaining data with "
-            "verify=False",
+            f"the checksum it was written with; restore the file from a copy, or {self._instead}",
             path,
         )
-        error.tensor, error.chunk = names[0], chunk
+        error.tensor, error.chunk = names[0] if names else None, chunk
         return error
+
+    def _names_in(self, file: DataFile, begin: int, end: int) -> list[str]:
+        """Return the names of the items that have bytes in this range of a file."""
+        return [
+            index.fqn
+            for index, item in self._stored.items()
+            if item.file == file and item.offset < end and item.offset + item.nbytes > begin
+        ]
 
     def _corrupt_file(
         self, cause: OSError, files: list[DataFile], by_file: dict[DataFile, list[Request]]

@@ -39,6 +39,14 @@ class Request:
         self.direct = target is not None and not self.gaps and _can_read_directly(target, stored)
         self.memory: torch.Tensor | None = None  # uint8, of [begin, end)
 
+    @classmethod
+    def of_bytes(cls, index: MetadataIndex, stored: StoredItem, begin: int, end: int) -> "Request":
+        """Make a request for bytes [begin, end) of what is stored, whatever they are."""
+        item = ReadItem(LoadItemType.BYTE_IO, index, torch.Size(()), index, torch.Size(()), torch.Size(()))
+        request = cls(item, stored, None)
+        request.begin, request.end = stored.offset + begin, stored.offset + end
+        return request
+
     @property
     def nbytes(self) -> int:
         """Bytes to read."""

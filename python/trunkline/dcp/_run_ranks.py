@@ -87,6 +87,10 @@ class RunRanks:
                     "calls in the same order",
                 )
 
+    def group(self) -> Any:
+        """Return the ranks' own group; the first call of all ranks makes it, together."""
+        return self._group
+
     @property
     def _group(self) -> Any:
         if self._own is None:

@@ -3,6 +3,7 @@
 import io
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
@@ -55,6 +56,18 @@ def _bytes_of(item: WriteItem, data: "torch.Tensor | io.BytesIO") -> ItemBytes:
             raise TypeError(f"{name}: the planner must return a BytesIO, not {type(data).__name__}")
         view = data.getbuffer()
         return ItemBytes(item, view, view.nbytes, True, None, None)
+    tensor = strided_tensor(name, data)
+    plain = plain_tensor(name, tensor)
+    memory = bytes_of(plain)
+    copied = plain.nbytes > 0 and plain.data_ptr() != tensor.data_ptr()
+    if copied:
+        _log.debug("%s is copied before it is written: it is on %s, or not contiguous", name, tensor.device)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return ItemBytes(item, memory, memory.numel(), copied, dtype, tuple(tensor.shape))
+
+
+def strided_tensor(name: str, data: Any) -> torch.Tensor:
+    """Return a tensor that can be stored, detached. Raises TypeError and Unsupported, naming it."""
     if not isinstance(data, torch.Tensor):
         raise TypeError(f"{name}: the planner must return a tensor, not {type(data).__name__}")
     tensor = data.detach()
@@ -65,13 +78,14 @@ def _bytes_of(item: WriteItem, data: "torch.Tensor | io.BytesIO") -> ItemBytes:
         )
     if tensor.is_meta:
         raise Unsupported(None, f"{name}: a tensor on the meta device has no data to store", None)
-    plain = (tensor if is_in_reach(tensor.device) else tensor.cpu()).resolve_conj().resolve_neg().contiguous()
-    memory = bytes_of(plain)
-    copied = plain.nbytes > 0 and plain.data_ptr() != tensor.data_ptr()
-    if copied:
-        _log.debug("%s is copied before it is written: it is on %s, or not contiguous", name, tensor.device)
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return ItemBytes(item, memory, memory.numel(), copied, dtype, tuple(tensor.shape))
+    return tensor
+
+
+def plain_tensor(name: str, data: Any) -> torch.Tensor:
+    """Return its elements, contiguous, where the engine reaches them: the tensor itself, or a copy."""
+    tensor = strided_tensor(name, data)
+    near = tensor if is_in_reach(tensor.device) else tensor.cpu()
+    return near.resolve_conj().resolve_neg().contiguous()
 
 
 def spread(group: list[ItemBytes], count: int, first: int) -> list[list[ItemBytes]]:

@@ -11,6 +11,7 @@ from trunkline._core import FileSet
 from trunkline._errors import Cancelled
 from trunkline._tensor_io.background import Claim, start_thread
 from trunkline._tensor_io.flag import Flag
+from trunkline.checkpoint.save import SaveHandle
 from trunkline.dcp import running_saves
 
 
@@ -20,7 +21,7 @@ class Cancellation:
     def __init__(self) -> None:
         """Nothing is cancelled yet."""
         self.is_requested = False
-        self._files: FileSet | None = None
+        self._files: FileSet | SaveHandle | None = None
 
     def request(self) -> None:
         """End the save soon. Once it commits, this has no effect."""
@@ -34,8 +35,8 @@ class Cancellation:
         if self.is_requested:
             raise Cancelled(None, "the save was interrupted before its checkpoint was complete")
 
-    def watch(self, files: FileSet | None) -> None:
-        """Cancel these files as well; None: none any more."""
+    def watch(self, files: FileSet | SaveHandle | None) -> None:
+        """Cancel these files, or this save, as well; None: none any more."""
         self._files = files
         if files is not None and self.is_requested:  # request() does both in the opposite order
             files.cancel()

@@ -32,6 +32,7 @@ from trunkline._core import fsync_directory
 from trunkline._errors import Corrupt, Error, Format, exception_of, system_error, system_errors
 from trunkline._formats.checkpoint_names import ignored_steps, step_name, step_of
 from trunkline._formats.dcp_names import MANIFEST, is_data_file_name, is_rank_manifest_name, is_refused_name
+from trunkline._formats.node_names import is_node_directory
 from trunkline._logging import Log
 from trunkline._paths import names_in
 from trunkline.dcp import _directory
@@ -213,6 +214,8 @@ def check_usable(directory: Path) -> None:
             todo = f"; open the directory above it, {directory.parent}, or name another directory"
     elif list_torch_metadata(directory):
         why = "it holds a checkpoint of torch's FileSystemWriter"
+    elif is_node_directory(str(directory)):
+        why, todo = "it is the directory of a node; pass local=True", ", or name another directory"
     elif any(map(_is_foreign, names)) and not any(step_of(name) is not None for name in names):
         why = "it holds other files and no steps"
     if why is not None:

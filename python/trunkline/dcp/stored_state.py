@@ -148,7 +148,7 @@ def read_whole_manifest(path: Path) -> Metadata:
 
 
 def _state_of(metadata: Metadata, path: Path, key: str | None) -> LazyState:
-    paths = _paths_below(metadata, key, str(path))
+    paths = paths_below(metadata, key, str(path))
     files: dict[DataFile, SourceFile] = {}
     items: dict[str, list[tuple[tuple[int, ...], StoredItem]]] = {}
     for index, item in metadata.storage_data.items():
@@ -169,11 +169,11 @@ def _state_of(metadata: Metadata, path: Path, key: str | None) -> LazyState:
     placeholders = Placeholders([each.nbytes for each in stored])
     values: dict[str, Any] = dict(zip(names, placeholder_tensors(placeholders, described), strict=True))
     values.update(_objects([name for name in paths if name not in values], items, files, path))
-    whole = _nested({name: (paths[name], values[name]) for name in paths})
+    whole = nested({name: (paths[name], values[name]) for name in paths})
     return LazyState(whole, placeholders, names, stored, str(path))
 
 
-def _paths_below(metadata: Metadata, key: str | None, source: str) -> dict[str, tuple[Any, ...]]:
+def paths_below(metadata: Metadata, key: str | None, source: str) -> dict[str, tuple[Any, ...]]:
     """Return the items below a key, each with its path from there on."""
     planner_data = metadata.planner_data if isinstance(metadata.planner_data, dict) else {}
     paths: dict[str, tuple[Any, ...]] = {}
@@ -260,10 +260,11 @@ def _objects(
         parts.append(Part(pieces, 0, item.nbytes, memory[name].data_ptr(), name))
     with WindowReader() as reader:
         reader.read(parts, memory)
-    return {name: _unpickled(bytes(data.numpy()), name, path) for name, data in memory.items()}
+    return {name: unpickled(bytes(data.numpy()), name, path) for name, data in memory.items()}
 
 
-def _unpickled(data: bytes, name: str, path: Path) -> Any:
+def unpickled(data: bytes, name: str, path: "Path | str") -> Any:
+    """Return an object. Raises Unsupported, naming it, for a type that weights_only does not allow."""
     try:
         return torch.load(io.BytesIO(data), weights_only=True)
     except pickle.UnpicklingError as error:
@@ -276,7 +277,7 @@ def _unpickled(data: bytes, name: str, path: Path) -> Any:
         ) from None
 
 
-def _nested(values: dict[str, tuple[tuple[Any, ...], Any]]) -> Any:
+def nested(values: dict[str, tuple[tuple[Any, ...], Any]]) -> Any:
     """Return the nested state: strings of paths are keys of dicts, integers are indices of lists."""
     root: dict[Any, Any] = {}
     for path, value in values.values():

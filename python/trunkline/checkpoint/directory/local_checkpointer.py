@@ -120,7 +120,7 @@ class LocalCheckpointer(Checkpointer):
             node_tiers=NodeTiers(copied_to, node, nodes.node_of[self._ranks.rank], engine, fresh),
         )
         self._context.rebase(self._ranks.collectives())
-        self._local = LocalLoading(self._context, self._process_group)
+        self._local = self._make_loading()
         if node is not None:
             self._warn_of_shares(node)
 
@@ -210,6 +210,9 @@ class LocalCheckpointer(Checkpointer):
                 f"cannot open {self._absolute} on rank {self._ranks.rank}: the ranks of the process group "
                 f"could not reach each other; one has died: {error}",
             ) from error
+
+    def _make_loading(self) -> LocalLoading:
+        return LocalLoading(self._context, self._process_group)
 
     def _process_group(self) -> Any:
         return cast("GroupRanks", self._ranks).process_group()

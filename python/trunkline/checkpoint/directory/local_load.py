@@ -8,7 +8,7 @@ import errno
 import itertools
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from itertools import chain
@@ -59,8 +59,13 @@ from trunkline.checkpoint.state.tree import VIEWS, restore, restore_into
 _log = Log("checkpoint")
 _BUT = "nothing was loaded"
 _ATTEMPTS = 2  # to read what all nodes have, where that is not locked
+DCP = "dcp"  # of saves of trunkline.dcp: tensors are what single ranks have of the state
 _SLICE_BYTES = 16 << 20
 _ROUND_SLICES = 4  # that are sent before their checksums are compared
+
+
+class Sharded(Format):
+    """The save is one of trunkline.dcp; all ranks that load it raise this."""
 
 
 class _Whole(NamedTuple):
@@ -371,7 +376,7 @@ class LocalLoading:
             if context.ranks.rank == sender:
                 assert context.node is not None
                 try:
-                    found = {"whole": _share_of_save(context.node.store, save)["whole"]}
+                    found = {"whole": share_of_save(context.node.store, save)["whole"]}
                 except OSError as error:
                     if place == there[-1]:
                         raise
@@ -433,6 +438,12 @@ class LocalLoading:
         whole = self.whole_of(exchange, save, list(chain(*there.values())))
         where = f"step {save.step} of {self._context.directory}"
         unknown = set(whole["features"]) - {VIEWS, METRICS}
+        if DCP in unknown:
+            raise Sharded(
+                None,
+                f"{where} was saved with trunkline.dcp.Checkpointer(..., local=True), by each rank what "
+                "it has of the state; load it with that",
+            )
         if unknown:
             raise Format(None, f"{where} needs {', '.join(sorted(unknown))}; use a newer trunkline")
         about = _Whole(
@@ -555,7 +566,7 @@ class LocalLoading:
         """Read what this rank reads of the share of its node."""
         store = CheckpointStore(f"{self._context.path}/saves", create=False)
         manifest = store.open_manifest(save.number)
-        _share_of_save(store, save)
+        share_of_save(store, save)
         where = f"step {save.step} of {self._context.directory}"
         missing = own.keys() - {name for name, *_ in manifest.tensors()}
         if missing:
@@ -575,7 +586,7 @@ class LocalLoading:
             raise shards.corrupt_chunk(manifest, read, index, checksum) from error
 
 
-def _share_of_save(store: CheckpointStore, save: Entry) -> dict[str, Any]:
+def share_of_save(store: CheckpointStore, save: Entry) -> dict[str, Any]:
     """Return what a node has written of a save. Raises Error if that is gone, and another is in its place."""
     share = share_of(store, save.number)
     if share["entry"]["id"] != save.id:
@@ -627,8 +638,17 @@ def _slices(piece: Piece, reader: int) -> list[_Slice]:
 
 def agree(ranks: Any, error: Exception | None) -> None:
     """Raise on all ranks if one has failed to read."""
-    why = None if error is None else str(error) or type(error).__name__
-    for rank, text in enumerate(ranks.gather(why)):
+    raise_failure(ranks.gather(reason(error)), error)
+
+
+def reason(error: Exception | None) -> str | None:
+    """Return what the other ranks are told of an error."""
+    return None if error is None else str(error) or type(error).__name__
+
+
+def raise_failure(reasons: Sequence[str | None], error: Exception | None) -> None:
+    """Raise the error of this rank, or RankError if there is a reason on another one."""
+    for rank, text in enumerate(reasons):
         if text is None:
             continue
         if error is not None:

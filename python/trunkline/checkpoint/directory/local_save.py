@@ -138,6 +138,7 @@ class LocalSave(StepSave):
 
     _context: LocalContext
     _owners: list[int]  # of each shard: the node whose share it is of
+    _costs: list[int]  # of each tensor: bytes in the head of a shard; empty: not needed yet
 
     def begin(self) -> FileSet:
         """Step 1 of a save, and the files of this rank."""
@@ -263,7 +264,7 @@ class LocalSave(StepSave):
         sizes = [about.nbytes for about in self._described]
         with GcPause():
             shares = divide(sizes, context.nodes.count) if sum(sizes) else [[]] * context.nodes.count
-            self._parts, self._writer_and_volume, self._owners = [], [], []
+            self._parts, self._writer_and_volume, self._owners, self._costs = [], [], [], []
             for owner in shares_kept_by(context.own_node, self._entry):
                 self._lay_out_share(shares[owner], volumes)
                 self._owners += [owner] * (len(self._parts) - len(self._owners))
@@ -273,15 +274,21 @@ class LocalSave(StepSave):
         own_ranks = self._context.nodes.ranks_of(self._context.own_node)
         layout = spread(sum(nbytes), len(own_ranks), max(1, volumes))
         parts = divide(nbytes, layout.writers * layout.volumes) if share else []
-        costs = shard_files.head_bytes(self._described) if len(share) > FEW_TENSORS else []
         for number, part in enumerate(parts):
             pieces = [
                 Piece(share[at].tensor, share[at].begin + begin, share[at].begin + end)
                 for at, begin, end in part
             ]
-            several = limited(pieces, costs, shard_files.MAX_HEAD_BYTES) if costs else [pieces]
-            self._parts += several
-            self._writer_and_volume += [divmod(number, layout.volumes)] * len(several)
+            self._add_shards(pieces, *divmod(number, layout.volumes))
+
+    def _add_shards(self, pieces: list[Piece], writer: int, volume: int) -> None:
+        """Let a rank of this node write pieces: into one shard, unless its head would be too large."""
+        several = [pieces]
+        if len(pieces) > FEW_TENSORS:
+            self._costs = self._costs or shard_files.head_bytes(self._described)
+            several = limited(pieces, self._costs, shard_files.MAX_HEAD_BYTES)
+        self._parts += several
+        self._writer_and_volume += [(writer, volume)] * len(several)
 
     def _copy_of(self, index: int) -> dict[str, int]:
         """Return what says of which node's share a shard is a copy; nothing if it is of this node's own."""
@@ -318,10 +325,15 @@ class LocalSave(StepSave):
 
         The digest is made once: the entries that all nodes have must be equal.
         """
+        whole = self._describe_whole(reports)
+        digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+        return {"whole": whole, "digest": digest}
+
+    def _describe_whole(self, reports: list[list[dict[str, Any]]]) -> dict[str, Any]:
         nodes = self._context.nodes
         if self._entry.kept_by:
             self._warn_of_different_copies(reports)
-        whole: dict[str, Any] = {
+        return {
             "state": self._skeleton,
             "tensors": [[each.name, each.dtype, list(each.shape), each.nbytes] for each in self._described],
             "world_size": self._context.ranks.size,
@@ -338,8 +350,6 @@ class LocalSave(StepSave):
                 for node in range(nodes.count)
             ],
         }
-        digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
-        return {"whole": whole, "digest": digest}
 
     def _warn_of_different_copies(self, reports: list[list[dict[str, Any]]]) -> None:
         """Warn if what ranks on two nodes have written of one share differs: the state is not the same there.

@@ -17,6 +17,7 @@ from trunkline._logging import Log
 from trunkline._tensor_io.side_streams import side_streams
 from trunkline._tensor_io.sources import CheckedFileSet, Sources
 from trunkline._tensor_io.tensors import contiguous
+from trunkline._torch_or_numpy import torch
 from trunkline._warnings import caller, warn_without_failing
 from trunkline.checkpoint.directory import shards as shard_files
 from trunkline.checkpoint.directory.increments import INCREMENTAL, UNIT_BYTES
@@ -187,7 +188,7 @@ class StepSave:
         self._caller = caller()
         self._stage_all = stage_all
         self._context = context
-        self._skeleton, tensors, self._features = flatten_with_features(state)
+        self._skeleton, tensors, self._features = self._flatten(state)
         if metrics:
             self._features = [*self._features, METRICS]
         rules = context.increments
@@ -198,12 +199,12 @@ class StepSave:
             self._described = [shard_files.TensorRecord.of(name, tensor) for name, tensor in tensors.items()]
         # In this thread, whose current CUDA stream orders the copies.
         self._tensors = [contiguous(tensor) if tensor.is_cuda else tensor for tensor in tensors.values()]
-        skeleton, names = self._skeleton, list(tensors)
+        skeleton, names, place_of = self._skeleton, list(tensors), self._place_of
         with GcPause():
             self._sources: Sources | None = Sources(
                 [tensor.untyped_storage() for tensor in self._tensors],
                 self._tensors,
-                lambda index: place_of_tensor(skeleton, names[index]),
+                lambda index: place_of(skeleton, names[index]),
             )
         if stage_all:
             self._sources.watch()
@@ -220,6 +221,15 @@ class StepSave:
         self._pieces_of: dict[int, list[shard_files.PlacedPiece]] = {}
         self._bytes: dict[int, int] = {}
         self._files: FileSet | None = None
+
+    def _flatten(self, state: Any) -> tuple[Any, dict[str, torch.Tensor], list[str]]:
+        """Return what is saved of a state beside tensors, these by name, and the features of the format."""
+        return flatten_with_features(state)
+
+    @staticmethod
+    def _place_of(skeleton: Any, name: str) -> str | None:
+        """Return what errors call a tensor."""
+        return place_of_tensor(skeleton, name)
 
     def begin(self) -> FileSet:
         """Step a, and the files of this rank."""

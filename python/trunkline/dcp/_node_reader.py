@@ -1,0 +1,337 @@
+"""Reads a sharded state whose bytes are on the disks of several nodes, with the planners of torch.
+
+Each rank reads what is on its own node from the disk, into its tensors if they are contiguous. The rest it
+asks other ranks for, which read just these bytes and send them over the process group.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.futures import Future
+
+from trunkline._core import CheckpointManifest, CheckpointStore
+from trunkline._tensor_io.memory import empty_bytes
+from trunkline._tensor_io.partly_filled import partly_filled
+from trunkline._tensor_io.tensors import bytes_of
+from trunkline._warnings import caller, warn_without_failing
+from trunkline.checkpoint.directory.local_load import share_of_save
+from trunkline.checkpoint.directory.local_save import LocalContext, pieces_kept_by
+from trunkline.checkpoint.nodes.agreement import Entry
+from trunkline.checkpoint.nodes.copies import Reader, choose_readers, readers_of, shares_of
+from trunkline.checkpoint.ranks.group import Exchange, rank_error
+from trunkline.checkpoint.ranks.outcomes import combine
+from trunkline.dcp._manifest import bytes_of_checksums
+from trunkline.dcp._node_items import items_in, packed, unpacked
+from trunkline.dcp._parcels import Parcel, reading_ranks, send_all
+from trunkline.dcp._reader import StorageReader
+from trunkline.dcp._request import Request, groups, make_request
+from trunkline.dcp._stored import DataFile
+
+_BUT = "nothing was loaded"
+
+
+class Saved(NamedTuple):
+    """A save whose bytes are on nodes. there: the nodes that have it, as LoadPlan.places."""
+
+    entry: Entry
+    whole: Mapping[str, Any]
+    there: Mapping[str, list[int]]
+
+
+def load_items(
+    reader: "NodeReader",
+    metadata: Metadata,
+    exchange: Exchange | None,
+    state: dict[str, Any],
+    planner: LoadPlanner | None,
+) -> None:
+    """Fill a state as torch.distributed.checkpoint.load() does. Collective, in an exchange that has begun."""
+    values = {
+        key: state[key].state_dict() if isinstance(state[key], Stateful) else state[key]
+        for key in sorted(state)
+    }
+    planner = DefaultLoadPlanner() if planner is None else planner
+    is_first = exchange is None or exchange.rank == 0
+    planner.set_up_planner(values, metadata, is_first)
+    reader.set_up_storage_reader(metadata, is_first)
+
+    def divide(plans: list[str]) -> list[str]:
+        return [packed(each) for each in planner.create_global_plan([unpacked(each) for each in plans])]
+
+    plans = combine(exchange, "plans", packed(planner.create_local_plan()), divide, _BUT)
+    plan = planner.finish_plan(unpacked(plans[0 if exchange is None else exchange.rank]))
+    reader.read_data(plan, planner)
+    for key, value in values.items():
+        if isinstance(state[key], Stateful):
+            state[key].load_state_dict(value)
+        else:
+            state[key] = value
+
+
+class _Place(NamedTuple):
+    """Where the bytes of an item are: in which shard of a node."""
+
+    shard: int
+    offset: int
+
+
+class _Asked(NamedTuple):
+    """What one rank asks another one for: bytes [begin, end) of an item."""
+
+    reader: Reader
+    sender: int
+    item: int
+    begin: int
+    end: int
+
+
+class NodeReader(StorageReader):
+    """Reads one save. read_data() is collective."""
+
+    _instead = "load another step"
+
+    def __init__(
+        self, context: LocalContext, saved: Saved, exchange: Exchange | None, group: Callable[[], Any]
+    ) -> None:
+        """`exchange`: of this load; group: returns the process group of all ranks."""
+        super().__init__(Path(context.path), engine=context.engine)
+        self._context = context
+        self._saved = saved
+        self._exchange = exchange
+        self._group = group
+        self._where = f"step {saved.entry.step} of {context.path}"
+        self._places: dict[str, dict[int, _Place]] = {}
+        parts: dict[tuple[int, int], int] = {}  # their numbers, by owner and shard
+        self._part_of_item: dict[int, int] = {}
+        for index, node in enumerate(saved.entry.nodes):
+            kept = pieces_kept_by(index, saved.whole)
+            self._places[node] = {each.piece.tensor: _Place(each.shard, each.offset) for each in kept}
+            for each in kept:
+                if each.owner == index:
+                    part = parts.setdefault((index, each.shard), len(parts))
+                    self._part_of_item[each.piece.tensor] = part
+        self._owners = [owner for owner, _ in parts]  # of each part
+        self._manifest: CheckpointManifest | None = None
+        self._files: dict[tuple[str, int], DataFile] = {}  # of this node
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        """Remember the items, and their order."""
+        super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
+        self._indexes = [item.key for item in items_in(self._saved.whole)]
+        self._number_of = {index: number for number, index in enumerate(self._indexes)}
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> "Future[None]":
+        """Read the items of this rank into the planner's tensors; the future that is returned is done."""
+        with self._step("read_data"):
+            requests = self._requests(plan, planner)
+            with partly_filled("the state that is loaded into", ""):
+                self._read_all(requests, planner)
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    def _requests(self, plan: LoadPlan, planner: LoadPlanner) -> list[Request]:
+        self._reject_partly_loaded(plan, planner)
+        return [make_request(item, self._stored, planner, self._where) for item in plan.items]
+
+    def _read_all(self, requests: list[Request], planner: LoadPlanner) -> None:
+        """Read, ask and serve until all ranks have all that they need.
+
+        A part, which is what one shard holds, is read on another node that keeps it where one cannot.
+        """
+        shares = shares_of(self._saved.entry)
+        able = [readers_of(shares[owner], self._saved.there) for owner in self._owners]
+        left = [each for each in requests if each.nbytes > 0]
+        for each in requests:
+            if each.nbytes == 0:
+                each.hand_over(planner)
+        for attempt in itertools.count():
+            failed = self._attempt(attempt, able, left, planner)
+            told = [(part, reader, str(error)) for (part, reader), error in failed.items()]
+            everyone = self._gather(f"read, {attempt}", (told, bool(left)))
+            lost: dict[int, tuple[int, str]] = {}  # parts that no node can read any more: a rank, and why
+            for rank, (theirs, _) in enumerate(everyone):
+                for part, reader, text in theirs:
+                    if Reader(*reader) in able[part]:
+                        able[part].remove(Reader(*reader))
+                    if not able[part]:
+                        lost.setdefault(part, (rank, text))
+            if not any(is_left for _, is_left in everyone):
+                return
+            for (part, _), error in failed.items():
+                if part in lost:
+                    raise error
+                warn_without_failing(f"{error}. It is read on another node that has a copy", caller())
+            for rank, text in lost.values():
+                raise rank_error(rank, f"rank {rank} failed to read its part: {text}")
+
+    def _gather(self, topic: str, value: Any) -> Any:
+        """Return the values of all ranks, as JSON. A rank may take as long as it is alive."""
+        return combine(self._exchange, topic, value, lambda values: values, _BUT)
+
+    def _attempt(
+        self,
+        attempt: int,
+        able: Sequence[Sequence[Reader]],
+        left: list[Request],
+        planner: LoadPlanner,
+    ) -> dict[tuple[int, Reader], Exception]:
+        """Read what is left, and take from it what has been; return which parts cannot be read here."""
+        failed: dict[tuple[int, Reader], Exception] = {}
+        own_place = self._context.own_node
+        readable = [part for part, readers in enumerate(able) if readers]
+        chosen = dict(zip(readable, choose_readers([able[part] for part in readable]), strict=True))
+        by_part: dict[int, list[Request]] = {}
+        for each in left:
+            by_part.setdefault(self._part_of_item[self._item_of(each)], []).append(each)
+        asks: list[tuple[Request, _Asked]] = []
+        done: list[Request] = []
+        for part, wanted in by_part.items():
+            here = next((reader for reader in able[part] if reader.place == own_place), None)
+            if here is not None:
+                done += self._read_here(wanted, part, here, planner, failed)
+            else:
+                asks += [(each, self._asked(each, chosen[part])) for each in wanted]
+        done += self._ask(attempt, asks, planner, failed)
+        taken = set(map(id, done))
+        left[:] = [each for each in left if id(each) not in taken]
+        return failed
+
+    def _item_of(self, request: Request) -> int:
+        return self._number_of[request.item.storage_index]
+
+    def _asked(self, request: Request, reader: Reader) -> _Asked:
+        item = self._item_of(request)
+        ranks = self._context.nodes.ranks_of(reader.place)
+        sender = ranks[self._places[reader.node][item].shard % len(ranks)]
+        return _Asked(reader, sender, item, request.begin, request.end)
+
+    def _read_here(
+        self,
+        wanted: Sequence[Request],
+        part: int,
+        reader: Reader,
+        planner: LoadPlanner,
+        failed: dict[tuple[int, Reader], Exception],
+    ) -> list[Request]:
+        """Read requests of one part from the disk of this node; return those that have been."""
+        done: list[Request] = []
+        try:
+            placed = [(each, self._placed(each, reader)) for each in wanted]
+            originals = {id(copy): each for each, copy in placed}
+            for group in groups(copy for _, copy in placed):
+                self._read_group(group)
+                for each in group:
+                    each.hand_over(planner)
+                    done.append(originals[id(each)])
+        except OSError as error:
+            failed[part, reader] = error
+        return done
+
+    def _placed(self, request: Request, reader: Reader) -> Request:
+        """Return a request for the same bytes, in a file of this node."""
+        file, offset = self._file_of(self._item_of(request), reader)
+        stored = replace(request.stored, file=file, offset=offset)
+        placed = Request(request.item, stored, request.target)
+        placed.begin, placed.end = offset + request.begin, offset + request.end
+        return placed
+
+    def _file_of(self, item: int, reader: Reader) -> tuple[DataFile, int]:
+        """Return the file of this node that has an item, and where. Raises OSError."""
+        place = self._places[reader.node][item]
+        file = self._files.get((reader.node, place.shard))
+        if file is None:
+            shards = self._saved.whole["shares"][self._saved.entry.nodes.index(reader.node)]["shards"]
+            about = shards[place.shard]
+            path = self._opened().shard_paths()[place.shard]
+            file = DataFile(path, about["bytes"], bytes_of_checksums(about["crc32c"]))
+            self._files[reader.node, place.shard] = file
+        return file, place.offset
+
+    def _opened(self) -> CheckpointManifest:
+        """Return the manifest of what this node has. Raises OSError."""
+        if self._manifest is None:
+            store = CheckpointStore(f"{self._context.path}/saves", create=False)
+            manifest = store.open_manifest(self._saved.entry.number)
+            share_of_save(store, self._saved.entry)
+            self._manifest = manifest
+        return self._manifest
+
+    def _names_in(self, file: DataFile, begin: int, end: int) -> list[str]:
+        node, shard = next(where for where, each in self._files.items() if each == file)
+        tensors = self._saved.whole["tensors"]
+        return [
+            tensors[item][0]
+            for item, place in self._places[node].items()
+            if place.shard == shard and place.offset < end and place.offset + tensors[item][3] > begin
+        ]
+
+    def _ask(
+        self,
+        attempt: int,
+        asks: Sequence[tuple[Request, _Asked]],
+        planner: LoadPlanner,
+        failed: dict[tuple[int, Reader], Exception],
+    ) -> list[Request]:
+        """Ask other ranks, and send them what they ask for; return the requests that have been answered."""
+        everyone = self._gather(f"asked, {attempt}", [asked for _, asked in asks])
+        all_asked = [
+            (rank, _Asked(Reader(*reader), *rest))
+            for rank, of_rank in enumerate(everyone)
+            for reader, *rest in of_rank
+        ]
+        if not all_asked:
+            return []
+        first = sum(len(of_rank) for of_rank in everyone[: self._context.ranks.rank])
+        done: list[Request] = []
+
+        def memory_for(number: int) -> torch.Tensor:
+            request = asks[number - first][0]
+            if request.direct and request.target is not None:
+                return bytes_of(request.target)
+            request.memory = empty_bytes(request.nbytes)
+            return request.memory
+
+        def take(number: int, _: torch.Tensor) -> None:
+            request = asks[number - first][0]
+            request.hand_over(planner)
+            done.append(request)
+
+        def read(number: int) -> torch.Tensor:
+            return self._read_asked(all_asked[number][1])
+
+        ranks = reading_ranks(self._context, self._group)
+        try:
+            unreadable = send_all(
+                ranks,
+                [Parcel(asked.sender, rank, asked.end - asked.begin) for rank, asked in all_asked],
+                read,
+                memory_for,
+                take,
+            )
+        finally:
+            ranks.close()
+        for number, error in unreadable.items():
+            asked = all_asked[number][1]
+            failed.setdefault((self._part_of_item[asked.item], asked.reader), error)
+        return done
+
+    def _read_asked(self, asked: _Asked) -> torch.Tensor:
+        """Return the bytes of a part of an item, from the disk of this node."""
+        index = self._indexes[asked.item]
+        file, offset = self._file_of(asked.item, asked.reader)
+        stored = replace(self._stored[index], file=file, offset=offset)
+        request = Request.of_bytes(index, stored, asked.begin, asked.end)
+        self._read_group([request])
+        assert request.memory is not None
+        return request.memory
