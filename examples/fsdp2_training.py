@@ -41,6 +41,7 @@ def main() -> None:
     )
     parser.add_argument("--directory", default="fsdp-run", help="where the checkpoints go (fsdp-run)")
     parser.add_argument("--steps", type=int, default=50, help="steps of the whole training (50)")
+    parser.add_argument("--local", action="store_true", help="each node has a disk of its own")
     parser.add_argument("--save-every", type=int, default=5, help="steps between checkpoints (5)")
     options = parser.parse_args()
 
@@ -56,7 +57,7 @@ def main() -> None:
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-    checkpoints = tl.dcp.Checkpointer(options.directory, keep=2)
+    checkpoints = tl.dcp.Checkpointer(options.directory, keep=2, local=options.local)
     first = 0
     if checkpoints.latest() is not None:
         weights, moments = get_state_dict(model, optimizer)
@@ -80,8 +81,9 @@ def main() -> None:
         if dist.get_rank() == 0:
             print(f"step {step} loss {loss.item():.6f}", flush=True)
     checkpoints.wait()  # the last one is durable from here on
+    steps = checkpoints.steps()  # on all ranks: with local=True they find out together
     if dist.get_rank() == 0:
-        print(f"done; steps {checkpoints.steps()} in {options.directory}", flush=True)
+        print(f"done; steps {steps} in {options.directory}", flush=True)
     dist.destroy_process_group()
 
 

@@ -2,15 +2,18 @@
 
 import os
 import signal
+import time
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import trunkline as tl
-from trunkline.dcp import _node_reader, _node_save, local_checkpointer
+from trunkline.dcp import _node_reader, _node_save, _parcels, local_checkpointer
 
 
 def make_whole(seed: int, kilobytes: int = 300) -> dict[str, torch.Tensor]:
@@ -137,12 +140,76 @@ class ShardedCalls:
         def die(*arguments: Any, **options: Any) -> Any:
             os.kill(os.getpid(), signal.SIGKILL)
 
-        module, name = {
-            "collect": (local_checkpointer, "collect"),
-            "send copies": (_node_save, "send_all"),
-            "send what was asked for": (_node_reader, "send_all"),
-        }[phase]
-        setattr(module, name, die)
+        if phase == "collect":
+            local_checkpointer.collect = die
+        else:
+            assert phase == "send"
+            _parcels.send_all = die
+
+    def slice_at(self, nbytes: int) -> None:
+        """Send larger parts of a state in slices of so many bytes."""
+        _node_reader.SLICE_BYTES = _node_save.SLICE_BYTES = nbytes
+
+    def loads_tied(self) -> list[float]:
+        """Load two tensors into the same memory, and a third into a part of it."""
+        memory = torch.zeros(8)
+        self.it.load({"a": memory, "b": memory, "c": memory[:2]})
+        return memory.tolist()
+
+    def save_three(self, step: int) -> None:
+        self.it.save(
+            step, {"a": torch.full((8,), 1.0), "b": torch.full((8,), 2.0), "c": torch.full((2,), 3.0)}
+        )
+
+    def save_others(self, step: int) -> None:
+        """Save tensors of dtypes, shapes and strides that need care."""
+        self.it.save(step, self._others())
+
+    def loads_others(self) -> bool:
+        state = {name: torch.zeros_like(each) for name, each in self._others().items()}
+        self.it.load(state)
+        return all(torch.equal(state[name], each) for name, each in self._others().items())
+
+    def _others(self) -> dict[str, torch.Tensor]:
+        matrix = torch.arange(60.0).reshape(6, 10)
+        return {
+            "complex": torch.arange(5).to(torch.complex128) * 1j,
+            "flags": torch.tensor([True, False]),
+            "scalar": torch.tensor(3.5),
+            "columns": matrix[:, 1:4],
+            "turned": matrix.t(),
+            "row": matrix[2],
+            "empty": torch.zeros(0, 5),
+            "a@0,1": torch.ones(2),
+            "\u00e9 [0:1]~": torch.ones(1),
+        }
+
+    def load_failing(self, call: str) -> None:
+        """Load with a planner that fails in a call, on ranks where it gets to it."""
+
+        class Planner(DefaultLoadPlanner):
+            def commit_tensor(self, *arguments: Any) -> None:
+                if call == "commit_tensor":
+                    raise ValueError("the planner does not like it")
+
+            def finish_plan(self, plan: Any) -> Any:
+                if call == "finish_plan":
+                    raise ValueError("the planner does not like it")
+                return super().finish_plan(plan)
+
+        self.it.load(make_sharded(0, zeros=True), planner=Planner() if dist.get_rank() == 1 else None)
+
+    def messages_left(self) -> list[str]:
+        """Return the messages of calls that stay in the store of the process group."""
+        store: Any = _get_default_store()
+        kept = ("/call/", "/at/", "/alive/", "/seen/", "/present/", "//cpu//")
+        deadline = time.monotonic() + 15
+        while True:
+            keys = [str(key) for key in store.list_keys()]
+            left = [key for key in keys if "trunkline" in key and not any(each in key for each in kept)]
+            if not left or time.monotonic() > deadline:
+                return left
+            time.sleep(0.1)
 
     def ask(self, what: str, *arguments: Any) -> Any:
         return getattr(self.it, what)(*arguments)

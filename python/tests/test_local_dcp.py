@@ -6,15 +6,18 @@ import random
 import shutil
 import time
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as torch_dcp
 from rank_processes import LOCAL_PHASES, Failed, RankProcesses
 from sharded_states import holds, make_sharded, make_whole
 from support_cli import document
 from test_cli_nodes import on_all_nodes
+from torch.distributed.checkpoint.api import CheckpointException
 
 import trunkline as tl
 
@@ -94,6 +97,59 @@ def test_in_the_background(tmp_path: Path) -> None:
         open_all(ranks, paths, copies=2)
         ranks.all("sharded", "save_changing", 7, 7)
         assert ranks.all("sharded", "loads", 7) == [7] * 4
+        ranks.finish()
+
+
+def test_what_is_sent_in_slices(tmp_path: Path) -> None:
+    with RankProcesses(2) as ranks:
+        ranks.all("sharded", "slice_at", 1000)
+        open_all(ranks, directories(tmp_path, (0, 1)), copies=2)
+        ranks.all("sharded", "save", 1, 1)
+        ranks.finish()
+    shutil.rmtree(tmp_path / "node-1")
+    with RankProcesses(2) as ranks:
+        ranks.all("sharded", "slice_at", 1000)
+        open_all(ranks, directories(tmp_path, (1, 0)), copies=2)
+        assert ranks.all("sharded", "loads", 1) == [1] * 2
+        ranks.finish()
+
+
+def test_tensors_of_all_kinds(tmp_path: Path) -> None:
+    """On the node that has them, and on another one."""
+    with RankProcesses(2) as ranks:
+        open_all(ranks, directories(tmp_path, (0, 1)))
+        ranks.all("sharded", "save_others", 1)
+        assert ranks.all("sharded", "loads_others") == [True] * 2
+        ranks.all("sharded", "save_three", 2)
+        assert ranks.all("sharded", "loads_tied") == [[3.0] * 2 + [2.0] * 6] * 2
+        ranks.finish()
+
+
+def test_nothing_stays_in_the_store(tmp_path: Path) -> None:
+    with RankProcesses(4) as ranks:
+        open_all(ranks, directories(tmp_path, TWO_BY_TWO), copies=2)
+        for step in (1, 2):
+            ranks.all("sharded", "save", step, step)
+            ranks.all("sharded", "loads", step)
+        assert ranks.one(0, "sharded", "messages_left") == []
+        ranks.finish()
+
+
+@pytest.mark.parametrize("call", ["commit_tensor", "finish_plan"])
+def test_a_planner_that_fails_on_one_rank(tmp_path: Path, call: str) -> None:
+    """All ranks learn of it at once: also where they are sending to each other."""
+    with RankProcesses(3) as ranks:
+        open_all(ranks, directories(tmp_path, (0, 1, 2)))
+        ranks.all("sharded", "save", 1, 1)
+        ranks.finish()
+    with RankProcesses(3) as ranks:
+        open_all(ranks, directories(tmp_path, (1, 2, 0)))
+        began = time.monotonic()
+        failed = ranks.failures("sharded", "load_failing", call)
+        assert time.monotonic() - began < 30  # the timeout is 300
+        assert [failed[rank].kind for rank in range(3)] == ["RankError", "ValueError", "RankError"]
+        assert all("rank 1" in failed[rank].message for rank in (0, 2))
+        assert ranks.all("sharded", "loads", 1) == [1] * 3
         ranks.finish()
 
 
@@ -225,7 +281,7 @@ def test_directories_of_other_kinds(tmp_path: Path) -> None:
     plain.save(1, {"weight": torch.zeros(3)}).wait()
     with pytest.raises(tl.Format, match=r"saved with trunkline\.dcp\.Checkpointer\(\.\.\., local=True\)"):
         tl.Checkpointer(tmp_path / "sharded", local=True).load()
-    with pytest.raises(tl.Format, match=r"saved with trunkline\.Checkpointer\(\.\.\., local=True\)"):
+    with pytest.raises(tl.Format, match=r"saved with trunkline\.Checkpointer, all"):
         tl.dcp.Checkpointer(tmp_path / "plain", local=True).load({"weight": torch.zeros(3)})
     with pytest.raises(tl.Error, match="local=True"):
         tl.dcp.Checkpointer(tmp_path / "sharded").save(2, make_sharded(2))
@@ -241,7 +297,7 @@ def test_directories_of_other_kinds(tmp_path: Path) -> None:
         ({"domain": "a"}, "domain: needs local=True"),
         ({"local": True, "durable": False}, "durable: must be True with local=True"),
         ({"local": True, "copies": 0}, "copies: must be"),
-        ({"local": 1}, "local: must be"),
+        ({"local": "yes"}, "local: must be"),
     ],
 )
 def test_wrong_arguments(tmp_path: Path, options: dict[str, Any], why: str) -> None:
@@ -251,7 +307,7 @@ def test_wrong_arguments(tmp_path: Path, options: dict[str, Any], why: str) -> N
 
 
 # Of the ranks of two nodes: who dies, and when.
-_KILLS = ((0, "collect"), (1, "send copies"), (1, "writing"), (0, "prepare"), (1, "prepared"), (0, "mark"))
+_KILLS = ((0, "collect"), (1, "send"), (1, "writing"), (0, "prepare"), (1, "prepared"), (0, "mark"))
 
 
 def test_a_rank_that_is_killed(tmp_path: Path) -> None:
@@ -283,7 +339,7 @@ def test_a_rank_that_is_killed(tmp_path: Path) -> None:
         found = ranks.all("sharded", "latest_seed")
         assert len(set(found)) == 1
         assert found[0] in possible
-        ranks.one(1, "sharded", "die_at", "send what was asked for")
+        ranks.one(1, "sharded", "die_at", "send")
         shutil.rmtree(tmp_path / "node-0/run/saves")  # node 1 has to send
         for rank in range(4):
             ranks.tell(rank, "sharded", "latest_seed")
@@ -350,3 +406,76 @@ def test_the_command_line_and_exporting(tmp_path: Path) -> None:
     printed, _ = on_all_nodes(paths, "export", "run", model, "--step", "10", "--key", "model", "--json")
     assert json.loads(printed)["step"] == 10
     assert torch.equal(tl.load(model)["columns"], make_whole(10)["columns"])
+
+
+def test_steps_are_copied_to_a_tier(tmp_path: Path) -> None:
+    """Without the nodes, with other ranks, and by a new job on new nodes, which goes on there."""
+    tier = tmp_path / "shared/run"
+    options: dict[str, Any] = {"keep": 1, "tiers": [tl.Tier(tier, every=2, keep=2)]}
+    paths = directories(tmp_path, TWO_BY_TWO)
+    with RankProcesses(4) as ranks:
+        open_all(ranks, paths, **options)
+        for step in range(1, 6):
+            ranks.all("sharded", "save", step, step)
+        ranks.all("sharded", "ask", "wait_drained")
+        where = ranks.all("sharded", "ask", "locations")
+        assert {step: each[-1] for step, each in where[0].items()} == {
+            2: str(tier),
+            4: str(tier),
+            5: paths[0],
+        }
+        assert ranks.all("sharded", "loads", 4, 4) == [4] * 4
+        ranks.finish()
+    for step in (2, 4):
+        tl.Checkpointer(tier).verify(step)
+    into = make_sharded(0, zeros=True)
+    torch_dcp.load(into, storage_reader=tl.dcp.StorageReader(tier / "step-00000004"), no_dist=True)
+    assert holds(into, 4)
+    with pytest.raises(tl.Format, match=r"load it with trunkline\.dcp"):
+        tl.Checkpointer(tier).load()
+    for node in (0, 1):
+        shutil.rmtree(tmp_path / f"node-{node}")
+    with RankProcesses(3) as ranks:
+        assert open_all(ranks, directories(tmp_path, (2, 3, 3)), **options) == [[2, 4]] * 3
+        assert ranks.all("sharded", "loads", 4) == [4] * 3
+        ranks.all("sharded", "save", 6, 6)
+        ranks.all("sharded", "ask", "wait_drained")
+        assert ranks.all("sharded", "ask", "steps") == [[4, 6]] * 3
+        ranks.finish()
+    for step in (4, 6):
+        tl.Checkpointer(tier).verify(step)
+
+
+def test_a_damaged_copy_in_a_tier(tmp_path: Path) -> None:
+    made = tl.dcp.Checkpointer(tmp_path / "run", local=True, tiers=[tl.Tier(tmp_path / "tier")])
+    made.save(1, make_sharded(1))
+    made.wait_drained()
+    [shard] = (tmp_path / "tier").rglob("*.safetensors")
+    damage(shard)
+    shutil.rmtree(tmp_path / "run")
+    again = tl.dcp.Checkpointer(tmp_path / "run", local=True, tiers=[tl.Tier(tmp_path / "tier")])
+    with pytest.raises(tl.Corrupt, match="which holds '") as caught:
+        again.load(make_sharded(0, zeros=True))
+    assert str(shard) in str(caught.value)
+
+
+def test_other_directories_of_torch(tmp_path: Path) -> None:
+    """A node's directory is neither written by StorageWriter nor read by StorageReader."""
+    tl.dcp.Checkpointer(tmp_path / "run", local=True).save(1, make_sharded(1))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(CheckpointException, match="belongs to a trunkline.Checkpointer"):
+        torch_dcp.save({}, storage_writer=tl.dcp.StorageWriter(tmp_path / "run"), no_dist=True)
+    with pytest.raises(CheckpointException, match="is the directory of a node"):
+        torch_dcp.load({}, storage_reader=tl.dcp.StorageReader(tmp_path / "run"), no_dist=True)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_part_without_objects_is_exported(tmp_path: Path) -> None:
+    made = tl.dcp.Checkpointer(tmp_path / "run", local=True)
+    made.save(1, {"model": {"w": torch.ones(3)}, "other": Fraction(1, 2)})
+    with pytest.raises(tl.Unsupported, match="the object 'other' is of a type"):
+        tl.export_checkpoint(tmp_path / "run", tmp_path / "all.pt")
+    tl.export_checkpoint(tmp_path / "run", tmp_path / "model.safetensors", key="model")
+    assert torch.equal(tl.load(tmp_path / "model.safetensors")["w"], torch.ones(3))
+    with pytest.raises(ValueError, match="has no 'x'; there are 'model', 'other'"):
+        tl.export_checkpoint(tmp_path / "run", tmp_path / "x.pt", key="x")

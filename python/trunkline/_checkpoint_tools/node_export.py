@@ -10,7 +10,8 @@ from trunkline._export.placeholders import Placeholders
 from trunkline._formats.node_names import is_node_directory
 from trunkline._progress import progress_to
 from trunkline.checkpoint.directory.local_checkpointer import LocalCheckpointer
-from trunkline.checkpoint.directory.local_load import Sharded, no_progress
+from trunkline.checkpoint.directory.local_load import no_progress
+from trunkline.checkpoint.directory.sharded import Sharded
 from trunkline.checkpoint.directory.shards import WHAT_TO_LOAD
 from trunkline.checkpoint.state.tree import flatten
 
@@ -56,7 +57,7 @@ def export_from_nodes(directory: str, step: int | None, key: str | None, target:
             except Sharded:
                 from trunkline.dcp import local_checkpointer as sharded
 
-                done = sharded.LocalCheckpointer(directory, keep=None).export(step, check, write, on_progress)
+                done = sharded.export(directory, step, key, check, write, on_progress)
         except Corrupt as error:
             reword(error, str(error).removesuffix(WHAT_TO_LOAD) + "; export another step")
             raise

@@ -38,6 +38,9 @@ from trunkline.dcp.run_directory import Commit
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from trunkline.checkpoint.tiers.drain import DrainStatus
+    from trunkline.checkpoint.tiers.tier import Tier
+
 _log = Log("checkpoint")
 _MOST_READS = 20  # of a load, while another process removes what it reads
 
@@ -61,22 +64,24 @@ class Checkpointer:
 
     process_group: the ranks that save together; None is the default group if there is one. They communicate
     through a group of their own (gloo), so that a save in the background does not meet the collective
-    operations of the training. The constructor talks to nobody; save(), async_save(), load(), wait() and
-    delete() are collective: all ranks make the same calls in the same order, and see the directory under the
-    same absolute path.
+    operations of the training. save(), async_save(), load() and delete() are collective: all ranks make the
+    same calls in the same order. Without local=True, the constructor is not collective, and all ranks see the
+    directory under the same absolute path.
 
     local: `directory` and `volumes` are on disks of which each node sees only its own, such as local SSDs.
     Each rank writes to those of its node, and a step counts once all nodes have committed it. load() reads
     there what a rank needs, and asks other nodes for the rest, over the process group: any number of ranks
-    loads, as long as all bytes are on nodes that are there. The constructor, latest(), steps() and
-    restore_copies() are collective too. A process that has saved or loaded keeps the directory of its node
-    locked until it ends. durable=False is not supported.
+    loads, as long as all bytes are on nodes that are there. The constructor, latest(), steps(), locations()
+    and restore_copies() are collective too. A process that has saved or loaded keeps the directory of its
+    node locked until it ends. durable=False is not supported.
 
-    copies, domain, fresh, timeout: with local=True, as those of trunkline.Checkpointer. copies=2: what each
-    rank has is also sent to a second node, which needs main memory for it while the save runs; so a step
-    survives the loss of any node. domain: the name of what fails at once with this node, such as its rack.
+    copies, domain, fresh, timeout, tiers: with local=True, as those of trunkline.Checkpointer. copies=2: what
+    each rank has is also sent to a second node, which needs main memory for it while the save runs; so a step
+    survives the loss of any node. domain: a name for the hardware that fails together with this node.
     fresh: start over; the earlier run is left in its place, and not used any more. timeout: seconds without a
-    sign of life until a rank counts as dead.
+    sign of life until a rank counts as dead. tiers: directories on storage that all nodes see, to which some
+    of the steps are copied in the background; there, StorageReader("TIER/step-00000010") reads a step without
+    the nodes.
     """
 
     def __new__(cls, directory: "str | os.PathLike[str]", *, local: bool = False, **options: Any) -> "Self":
@@ -97,6 +102,7 @@ class Checkpointer:
         domain: str | None = None,
         fresh: bool = False,
         timeout: float = 300.0,
+        tiers: "Sequence[Tier] | None" = None,
         volumes: "Sequence[str | os.PathLike[str]] | Volume | None" = None,
         process_group: Any = None,
         durable: bool = True,
@@ -108,7 +114,7 @@ class Checkpointer:
         ENOTEMPTY for a path that cannot hold the steps of a run.
         """
         needs_local = {"copies": copies != 1, "domain": domain is not None, "fresh": fresh is not False}
-        needs_local["timeout"] = timeout != 300.0
+        needs_local |= {"timeout": timeout != 300.0, "tiers": tiers is not None}
         for name, is_given in needs_local.items():
             if is_given:
                 raise ValueError(f"{name}: needs local=True")
@@ -317,6 +323,21 @@ class Checkpointer:
                 run_directory.remove_step(self._path, step)
 
         self._ranks.agree(call, remove)
+
+    def wait_drained(self, timeout: float | None = None) -> None:
+        """Wait for the running save, and until all nodes have copied what `tiers` are to get. Collective.
+
+        As trunkline.Checkpointer.wait_drained() does with local=True. Without tiers, this is wait().
+        """
+        self.wait()
+
+    def drains(self) -> "list[DrainStatus]":
+        """Return how far copying to each tier is, on the first rank of each node; none on the others."""
+        return []
+
+    def locations(self) -> dict[int, list[str]]:
+        """Return the directories that have each step, tiers too. Collective with local=True."""
+        return {step: [str(self._path)] for step in self.steps()}
 
     def restore_copies(self) -> list[int]:
         """With local=True: give nodes in the place of lost ones the copies that those had; return the steps.

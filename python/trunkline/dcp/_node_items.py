@@ -15,15 +15,13 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Stora
 from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, SavePlanner, WriteItem, WriteItemType
 
 from trunkline._errors import Format
-from trunkline.checkpoint.directory.local_load import DCP
+from trunkline.checkpoint.directory.sharded import as_state, parts_in
 from trunkline.checkpoint.ranks.group import Exchange
-from trunkline.checkpoint.ranks.outcomes import combine
+from trunkline.checkpoint.ranks.outcomes import combine, scatter
 from trunkline.dcp._coverage import find_partly_saved
 from trunkline.dcp._manifest import format_manifest, parse_manifest
 from trunkline.dcp._shard_layout import plain_tensor
-from trunkline.dcp._stored import DTYPES, StoredItem
-
-_METADATA, _ITEMS = "dcp_metadata", "dcp_items"  # the keys that it has besides
+from trunkline.dcp._stored import DTYPES, DataFile, StoredItem
 
 
 class Item(NamedTuple):
@@ -72,31 +70,33 @@ def collect(
     is_first = exchange is None or exchange.rank == 0
     planner = DefaultSavePlanner() if planner is None else planner
     planner.set_up_planner(state, storage_meta=None, is_coordinator=is_first)
-    metadata: list[Metadata] = []
+    metadata: list[str] = []
 
     def divide(plans: list[str]) -> list[str]:
         divided, about = planner.create_global_plan([unpacked(each) for each in plans])
-        metadata.append(about)
+        metadata.append(_described(about))
         return [packed(each) for each in divided]
 
-    plans = combine(exchange, "plans", packed(planner.create_local_plan()), divide)
-    plan: SavePlan = planner.finish_plan(unpacked(plans[0 if exchange is None else exchange.rank]))
+    mine = scatter(exchange, "plans", packed(planner.create_local_plan()), divide)
+    plan: SavePlan = planner.finish_plan(unpacked(mine))
     items: list[Item] = []
     tensors: list[torch.Tensor] = []
     for each in plan.items:
         item, tensor = _item_of(each, planner.resolve_data(each))
         items.append(item)
         tensors.append(tensor.cpu() if in_memory else tensor)
-    return Collected(items, tensors, _described(metadata[0]) if metadata else None)
+    # What one rank cannot save, such as an object that cannot be pickled, must fail on all: then they leave.
+    combine(exchange, "collected", None, lambda _: None)
+    return Collected(items, tensors, metadata[0] if metadata else None)
 
 
-def packed(plan: SavePlan | LoadPlan) -> str:
-    """Return a plan as ranks send it to each other."""
-    return base64.b85encode(zlib.compress(pickle.dumps(plan), 1)).decode("ascii")
+def packed(value: SavePlan | LoadPlan | list[Any]) -> str:
+    """Return a value as ranks send it to each other."""
+    return base64.b85encode(zlib.compress(pickle.dumps(value), 1)).decode("ascii")
 
 
 def unpacked(text: str) -> Any:
-    """Return a plan that another rank of the job has sent: ranks trust each other, as those of torch do."""
+    """Return a value that another rank of the job has sent: ranks trust each other, as those of torch do."""
     return pickle.loads(zlib.decompress(base64.b85decode(text)))
 
 
@@ -130,43 +130,52 @@ def _item_of(item: WriteItem, data: "torch.Tensor | io.BytesIO") -> tuple[Item, 
     return Item(index.fqn, chunk, index.index, dtype, tuple(tensor.shape)), tensor
 
 
-def description_of(metadata: str, items: Sequence[Item]) -> dict[str, Any]:
-    """Return what the description of a save has of its items, in the order of its tensors."""
-    return {_METADATA: metadata, _ITEMS: [list(each) for each in items]}
+def state_of(metadata: str, items: Sequence[Item]) -> dict[str, Any]:
+    """Return what a checkpoint of these items has as its state. items: in the order of its tensors."""
+    return as_state({"metadata": metadata, "items": [list(each) for each in items]})
 
 
-def metadata_in(whole: Mapping[str, Any], where: str) -> Metadata:
-    """Return what torch needs to know of a save. storage_data: its items, which are in no file yet.
+def items_in(state: Any, where: str) -> list[Item]:
+    """Return the items of a checkpoint, in the order of its tensors. Raises Format for another kind."""
+    return [
+        Item(fqn, _tuple(chunk), hint, dtype, _tuple(shape))
+        for fqn, chunk, hint, dtype, shape in _parts_in(state, where)["items"]
+    ]
 
-    Raises Format for a save of another kind, or a newer version.
-    """
-    if DCP not in whole["features"]:
-        raise Format(
-            None,
-            f"{where} was saved with trunkline.Checkpointer(..., local=True), all of the state by each rank; "
-            "load it with that",
-        )
-    unknown = set(whole["features"]) - {DCP}
-    if unknown:
-        raise Format(None, f"{where} needs {', '.join(sorted(unknown))}; use a newer trunkline")
-    metadata = parse_manifest(whole[_METADATA].encode("ascii"), where)
-    stored: dict[MetadataIndex, StoredItem] = {}
-    for item, (_, _, _, nbytes) in zip(items_in(whole), whole["tensors"], strict=True):
-        if item.nbytes not in (None, nbytes):
-            raise Format(
-                None, f"{where}: {item.name!r} has {nbytes} bytes, which is not the size of its shape"
-            )
-        stored[item.key] = StoredItem(None, 0, nbytes, item.dtype, item.shape)
-    metadata.storage_data = stored
+
+def metadata_in(state: Any, where: str) -> Metadata:
+    """Return what torch needs to know of a checkpoint, without items. Raises Format for another kind."""
+    metadata = parse_manifest(_parts_in(state, where)["metadata"].encode("ascii"), where)
     metadata.storage_meta = StorageMeta()
     return metadata
 
 
-def items_in(whole: Mapping[str, Any]) -> list[Item]:
-    """Return the items of a save, in the order of its tensors."""
-    return [
-        Item(
-            fqn, None if chunk is None else tuple(chunk), hint, dtype, None if shape is None else tuple(shape)
+def _parts_in(state: Any, where: str) -> Any:
+    parts = parts_in(state)
+    if parts is None:
+        raise Format(
+            None,
+            f"{where} was saved with trunkline.Checkpointer, all of the state by each rank; load it with "
+            "that",
         )
-        for fqn, chunk, hint, dtype, shape in whole[_ITEMS]
-    ]
+    return parts
+
+
+def stored_items(
+    items: Sequence[Item],
+    nbytes: Sequence[int],
+    places: Mapping[int, tuple[DataFile, int]],
+    where: str,
+) -> dict[MetadataIndex, StoredItem]:
+    """Return what torch calls storage_data. nbytes: of each item; places: its file, and where it is there."""
+    stored: dict[MetadataIndex, StoredItem] = {}
+    for number, (item, size) in enumerate(zip(items, nbytes, strict=True)):
+        if item.nbytes not in (None, size):
+            raise Format(None, f"{where}: {item.name!r} has {size} bytes, which is not the size of its shape")
+        file, offset = places.get(number, (None, 0))
+        stored[item.key] = StoredItem(file, offset, size, item.dtype, item.shape)
+    return stored
+
+
+def _tuple(value: Any) -> tuple[int, ...] | None:
+    return None if value is None else tuple(value)

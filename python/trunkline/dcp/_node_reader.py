@@ -5,7 +5,8 @@ asks other ranks for, which read just these bytes and send them over the process
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,8 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.futures import Future
 
 from trunkline._core import CheckpointManifest, CheckpointStore
-from trunkline._tensor_io.memory import empty_bytes
+from trunkline._logging import Log
+from trunkline._tensor_io.memory import CPU, empty_bytes
 from trunkline._tensor_io.partly_filled import partly_filled
 from trunkline._tensor_io.tensors import bytes_of
 from trunkline._warnings import caller, warn_without_failing
@@ -27,15 +29,17 @@ from trunkline.checkpoint.directory.local_save import LocalContext, pieces_kept_
 from trunkline.checkpoint.nodes.agreement import Entry
 from trunkline.checkpoint.nodes.copies import Reader, choose_readers, readers_of, shares_of
 from trunkline.checkpoint.ranks.group import Exchange, rank_error
-from trunkline.checkpoint.ranks.outcomes import combine
+from trunkline.checkpoint.ranks.outcomes import combine, scatter
 from trunkline.dcp._manifest import bytes_of_checksums
-from trunkline.dcp._node_items import items_in, packed, unpacked
-from trunkline.dcp._parcels import Parcel, reading_ranks, send_all
+from trunkline.dcp._node_items import items_in, metadata_in, packed, stored_items, unpacked
+from trunkline.dcp._parcels import SLICE_BYTES, Batch, Network, Parcel
 from trunkline.dcp._reader import StorageReader
-from trunkline.dcp._request import Request, groups, make_request
+from trunkline.dcp._request import Request, groups, make_request, overlapping
 from trunkline.dcp._stored import DataFile
 
+_log = Log("checkpoint")
 _BUT = "nothing was loaded"
+_BUT_NOT_ALL = "not all was loaded"
 
 
 class Saved(NamedTuple):
@@ -47,7 +51,7 @@ class Saved(NamedTuple):
 
 
 def load_items(
-    reader: "NodeReader",
+    reader: StorageReader,
     metadata: Metadata,
     exchange: Exchange | None,
     state: dict[str, Any],
@@ -66,14 +70,14 @@ def load_items(
     def divide(plans: list[str]) -> list[str]:
         return [packed(each) for each in planner.create_global_plan([unpacked(each) for each in plans])]
 
-    plans = combine(exchange, "plans", packed(planner.create_local_plan()), divide, _BUT)
-    plan = planner.finish_plan(unpacked(plans[0 if exchange is None else exchange.rank]))
-    reader.read_data(plan, planner)
-    for key, value in values.items():
-        if isinstance(state[key], Stateful):
-            state[key].load_state_dict(value)
-        else:
-            state[key] = value
+    mine = scatter(exchange, "plans", packed(planner.create_local_plan()), divide, _BUT)
+    reader.read_data(planner.finish_plan(unpacked(mine)), planner)
+    with partly_filled("the state that is loaded into", ""):
+        for key, value in values.items():
+            if isinstance(state[key], Stateful):
+                state[key].load_state_dict(value)
+            else:
+                state[key] = value
 
 
 class _Place(NamedTuple):
@@ -120,22 +124,34 @@ class NodeReader(StorageReader):
                     self._part_of_item[each.piece.tensor] = part
         self._owners = [owner for owner, _ in parts]  # of each part
         self._manifest: CheckpointManifest | None = None
+        self._shared: dict[int, Request] = {}  # by the id of each: what has been read for it
         self._files: dict[tuple[str, int], DataFile] = {}  # of this node
+        self._bytes_here = self._bytes_sent_here = 0
 
-    def set_up_storage_reader(
-        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
-    ) -> None:
-        """Remember the items, and their order."""
-        super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
-        self._indexes = [item.key for item in items_in(self._saved.whole)]
-        self._number_of = {index: number for number, index in enumerate(self._indexes)}
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Return what the nodes have said of the save. Its items are in no file yet."""
+        whole = self._saved.whole
+        metadata = metadata_in(whole["state"], self._where)
+        items = items_in(whole["state"], self._where)
+        metadata.storage_data = stored_items(items, [each[3] for each in whole["tensors"]], {}, self._where)
+        self._keys = [item.key for item in items]
+        self._number_of = {key: number for number, key in enumerate(self._keys)}
+        return metadata
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> "Future[None]":
         """Read the items of this rank into the planner's tensors; the future that is returned is done."""
         with self._step("read_data"):
             requests = self._requests(plan, planner)
+            # Until here no tensor has changed on any rank.
+            combine(self._exchange, "ready", None, lambda _: None, _BUT)
             with partly_filled("the state that is loaded into", ""):
                 self._read_all(requests, planner)
+        _log.info(
+            "%s: read %d bytes on this node, and got %d from other nodes",
+            self._where,
+            self._bytes_here,
+            self._bytes_sent_here,
+        )
         future: Future[None] = Future()
         future.set_result(None)
         return future
@@ -151,6 +167,10 @@ class NodeReader(StorageReader):
         """
         shares = shares_of(self._saved.entry)
         able = [readers_of(shares[owner], self._saved.there) for owner in self._owners]
+        # These are handed over in the order of the plan, so that the last one wins.
+        self._shared = {id(each): each for each in overlapping(requests)}
+        for each in self._shared.values():
+            each.direct = False
         left = [each for each in requests if each.nbytes > 0]
         for each in requests:
             if each.nbytes == 0:
@@ -167,17 +187,27 @@ class NodeReader(StorageReader):
                     if not able[part]:
                         lost.setdefault(part, (rank, text))
             if not any(is_left for _, is_left in everyone):
-                return
+                break
             for (part, _), error in failed.items():
                 if part in lost:
                     raise error
                 warn_without_failing(f"{error}. It is read on another node that has a copy", caller())
             for rank, text in lost.values():
                 raise rank_error(rank, f"rank {rank} failed to read its part: {text}")
+        for each in requests:
+            if id(each) in self._shared:
+                self._shared[id(each)].hand_over(planner)
+
+    def _hand_over(self, request: Request, read: Request, planner: LoadPlanner) -> None:
+        """Pass what was read for a request to the planner; later, if its target is that of others too."""
+        if id(request) in self._shared:
+            self._shared[id(request)] = read
+        else:
+            read.hand_over(planner)
 
     def _gather(self, topic: str, value: Any) -> Any:
         """Return the values of all ranks, as JSON. A rank may take as long as it is alive."""
-        return combine(self._exchange, topic, value, lambda values: values, _BUT)
+        return combine(self._exchange, topic, value, lambda values: values, _BUT_NOT_ALL)
 
     def _attempt(
         self,
@@ -201,7 +231,7 @@ class NodeReader(StorageReader):
             if here is not None:
                 done += self._read_here(wanted, part, here, planner, failed)
             else:
-                asks += [(each, self._asked(each, chosen[part])) for each in wanted]
+                asks += [(each, asked) for each in wanted for asked in self._asked(each, chosen[part])]
         done += self._ask(attempt, asks, planner, failed)
         taken = set(map(id, done))
         left[:] = [each for each in left if id(each) not in taken]
@@ -210,11 +240,13 @@ class NodeReader(StorageReader):
     def _item_of(self, request: Request) -> int:
         return self._number_of[request.item.storage_index]
 
-    def _asked(self, request: Request, reader: Reader) -> _Asked:
+    def _asked(self, request: Request, reader: Reader) -> Iterator[_Asked]:
+        """Yield what to ask for, in slices: a sender has no more than some of them in memory."""
         item = self._item_of(request)
         ranks = self._context.nodes.ranks_of(reader.place)
         sender = ranks[self._places[reader.node][item].shard % len(ranks)]
-        return _Asked(reader, sender, item, request.begin, request.end)
+        for begin in range(request.begin, request.end, SLICE_BYTES):
+            yield _Asked(reader, sender, item, begin, min(begin + SLICE_BYTES, request.end))
 
     def _read_here(
         self,
@@ -228,14 +260,20 @@ class NodeReader(StorageReader):
         done: list[Request] = []
         try:
             placed = [(each, self._placed(each, reader)) for each in wanted]
-            originals = {id(copy): each for each, copy in placed}
-            for group in groups(copy for _, copy in placed):
-                self._read_group(group)
-                for each in group:
-                    each.hand_over(planner)
-                    done.append(originals[id(each)])
         except OSError as error:
             failed[part, reader] = error
+            return done
+        originals = {id(copy): each for each, copy in placed}
+        for group in groups(copy for _, copy in placed):
+            try:
+                self._read_group(group)
+            except OSError as error:
+                failed[part, reader] = error
+                break
+            for each in group:
+                self._hand_over(originals[id(each)], each, planner)
+                done.append(originals[id(each)])
+                self._bytes_here += each.nbytes
         return done
 
     def _placed(self, request: Request, reader: Reader) -> Request:
@@ -243,6 +281,7 @@ class NodeReader(StorageReader):
         file, offset = self._file_of(self._item_of(request), reader)
         stored = replace(request.stored, file=file, offset=offset)
         placed = Request(request.item, stored, request.target)
+        placed.direct = request.direct
         placed.begin, placed.end = offset + request.begin, offset + request.end
         return placed
 
@@ -290,48 +329,73 @@ class NodeReader(StorageReader):
             for rank, of_rank in enumerate(everyone)
             for reader, *rest in of_rank
         ]
-        if not all_asked:
+        if not all_asked:  # on all ranks
             return []
         first = sum(len(of_rank) for of_rank in everyone[: self._context.ranks.rank])
+        memory: dict[int, torch.Tensor] = {}  # by the id of a request, until all of it is here
+        missing: Counter[int] = Counter(id(request) for request, _ in asks)
         done: list[Request] = []
 
         def memory_for(number: int) -> torch.Tensor:
+            request, asked = asks[number - first]
+            if id(request) not in memory:
+                memory[id(request)] = _memory_of(request)
+            return memory[id(request)][asked.begin - request.begin : asked.end - request.begin]
+
+        def take(number: int, arrived: torch.Tensor) -> None:
             request = asks[number - first][0]
-            if request.direct and request.target is not None:
-                return bytes_of(request.target)
-            request.memory = empty_bytes(request.nbytes)
-            return request.memory
+            missing[id(request)] -= 1
+            self._bytes_sent_here += arrived.numel()
+            if missing[id(request)] == 0:
+                del memory[id(request)]
+                self._hand_over(request, request, planner)
+                done.append(request)
 
-        def take(number: int, _: torch.Tensor) -> None:
-            request = asks[number - first][0]
-            request.hand_over(planner)
-            done.append(request)
+        def read(numbers: list[int]) -> Batch:
+            return self._read_asked({number: all_asked[number][1] for number in numbers})
 
-        def read(number: int) -> torch.Tensor:
-            return self._read_asked(all_asked[number][1])
-
-        ranks = reading_ranks(self._context, self._group)
-        try:
-            unreadable = send_all(
-                ranks,
-                [Parcel(asked.sender, rank, asked.end - asked.begin) for rank, asked in all_asked],
-                read,
-                memory_for,
-                take,
-            )
-        finally:
-            ranks.close()
+        unreadable = Network(self._context, self._exchange, self._group).send_all(
+            f"sent, {attempt}",
+            [Parcel(asked.sender, rank, asked.end - asked.begin) for rank, asked in all_asked],
+            read,
+            memory_for,
+            take,
+            _BUT_NOT_ALL,
+        )
         for number, error in unreadable.items():
             asked = all_asked[number][1]
             failed.setdefault((self._part_of_item[asked.item], asked.reader), error)
         return done
 
-    def _read_asked(self, asked: _Asked) -> torch.Tensor:
-        """Return the bytes of a part of an item, from the disk of this node."""
-        index = self._indexes[asked.item]
+    def _read_asked(self, wanted: Mapping[int, _Asked]) -> Batch:
+        """Return the bytes of parts of items, from the disk of this node; of each shard all or nothing."""
+        by_part: dict[tuple[int, Reader], list[int]] = {}
+        for number, asked in wanted.items():
+            by_part.setdefault((self._part_of_item[asked.item], asked.reader), []).append(number)
+        found = Batch({}, {})
+        for numbers in by_part.values():
+            try:
+                requests = [self._request_of(wanted[number]) for number in numbers]
+                self._read_group(requests)
+            except OSError as error:
+                found.failed.update(dict.fromkeys(numbers, error))
+                continue
+            for number, request in zip(numbers, requests, strict=True):
+                assert request.memory is not None
+                found.memory[number] = request.memory
+        return found
+
+    def _request_of(self, asked: _Asked) -> Request:
+        index = self._keys[asked.item]
         file, offset = self._file_of(asked.item, asked.reader)
         stored = replace(self._stored[index], file=file, offset=offset)
-        request = Request.of_bytes(index, stored, asked.begin, asked.end)
-        self._read_group([request])
-        assert request.memory is not None
-        return request.memory
+        return Request.of_bytes(index, stored, asked.begin, asked.end)
+
+
+def _memory_of(request: Request) -> torch.Tensor:
+    """Return memory into which the bytes of a request are received: its target if that is possible."""
+    if request.direct and request.target is not None and request.target.device == CPU:
+        return bytes_of(request.target)
+    request.direct = False
+    request.memory = empty_bytes(request.nbytes)
+    return request.memory

@@ -4,23 +4,22 @@ Copies are sent to the nodes that keep them, over the process group, before anyt
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from trunkline._core import CheckpointSave, GcPause
+from trunkline._core import GcPause
 from trunkline._tensor_io.memory import empty_bytes
-from trunkline._tensor_io.tensors import bytes_of
+from trunkline._tensor_io.tensors import bytes_of, in_safetensors
 from trunkline.checkpoint.directory import shards as shard_files
-from trunkline.checkpoint.directory.local_load import DCP
 from trunkline.checkpoint.directory.local_save import LocalSave
 from trunkline.checkpoint.directory.shares import Piece
 from trunkline.checkpoint.nodes.copies import shares_kept_by
 from trunkline.checkpoint.ranks.outcomes import combine
-from trunkline.dcp._node_items import Collected, Item, description_of
-from trunkline.dcp._parcels import Parcel, reading_ranks, send_all
+from trunkline.dcp._node_items import Collected, Item, packed, state_of, unpacked
+from trunkline.dcp._parcels import SLICE_BYTES, Batch, Network, Parcel
 
-_SLICE_BYTES = 16 << 20  # of copies that are sent at a time
+_NOT_SAVED = "the checkpoint was not saved"
 
 
 class ShardedSave(LocalSave):
@@ -29,27 +28,23 @@ class ShardedSave(LocalSave):
     The tensors are those of all ranks, in their order. Each is whole in one shard.
     """
 
-    def __init__(self, collected: Collected, group: Callable[[], Any], *arguments: Any) -> None:
+    def __init__(self, group: Callable[[], Any], step: int, state: Collected, *arguments: Any) -> None:
         """`group`: returns the process group of all ranks, which nothing else uses meanwhile."""
-        self._own_items = collected.items
-        self._own_tensors = collected.tensors
-        self._metadata = collected.metadata
+        super().__init__(step, state, *arguments)
+        self._metadata = state.metadata
         self._group = group
-        self._save: CheckpointSave | None = None
-        super().__init__(*arguments)
-        self._own_tensors = []  # so that they are freed as soon as they are staged
-        self._own = list(zip(self._described, collected.items, strict=True))
+        self._own = list(zip(self._described, state.items, strict=True))
         self._items: list[Item] = []  # of all ranks, as self._described
-        self._writers: list[int] = []  # of each, the rank that has it
+        self._items_of: list[list[int]] = []  # of each rank
 
-    def _flatten(self, state: Any) -> tuple[Any, dict[str, torch.Tensor], list[str]]:
+    def _flatten(self, state: Collected) -> tuple[Any, dict[str, torch.Tensor], list[str]]:
         names: dict[str, torch.Tensor] = {}
-        for item, tensor in zip(self._own_items, self._own_tensors, strict=True):
+        for item, tensor in zip(state.items, state.tensors, strict=True):
             name = item.name
             while name in names:
                 name += "~"
-            names[name] = tensor
-        return {}, names, [DCP]
+            names[name] = tensor if in_safetensors(tensor.dtype) else bytes_of(tensor)
+        return {}, names, []
 
     @staticmethod
     def _place_of(skeleton: Any, name: str) -> str:
@@ -69,29 +64,23 @@ class ShardedSave(LocalSave):
         with GcPause():
             for owner in shares_kept_by(context.own_node, self._entry):
                 for place, rank in enumerate(context.nodes.ranks_of(owner)):
-                    self._lay_out_items(self._items_of(rank), place % len(own_ranks), max(1, volumes))
+                    self._lay_out_items(self._items_of[rank], place % len(own_ranks), max(1, volumes))
                 self._owners += [owner] * (len(self._parts) - len(self._owners))
 
     def _learn_items(self) -> None:
-        own = [[*about, *item] for about, item in self._own]
-        everyone = combine(self._exchange, "items", own, lambda of_ranks: of_ranks)
+        own = packed([(*about, *item) for about, item in self._own])
+        everyone = map(unpacked, combine(self._exchange, "items", own, lambda of_ranks: of_ranks))
         tensors = dict(enumerate(self._tensors))
-        self._described, self._items, self._writers, self._tensors = [], [], [], []
+        self._described, self._items, self._items_of, self._tensors = [], [], [], []
         nothing = torch.empty(0)
         for rank, of_rank in enumerate(everyone):
+            self._items_of.append([])
             for number, (name, dtype, shape, nbytes, *item) in enumerate(of_rank):
-                self._described.append(shard_files.TensorRecord(name, dtype, tuple(shape), nbytes))
-                fqn, chunk, hint, torch_dtype, extents = item
-                self._items.append(Item(fqn, _tuple(chunk), hint, torch_dtype, _tuple(extents)))
-                self._writers.append(rank)
+                self._described.append(shard_files.TensorRecord(name, dtype, shape, nbytes))
+                self._items.append(Item(*item))
+                if nbytes:
+                    self._items_of[rank].append(len(self._items) - 1)
                 self._tensors.append(tensors[number] if rank == self._context.ranks.rank else nothing)
-
-    def _items_of(self, rank: int) -> list[int]:
-        return [
-            number
-            for number, writer in enumerate(self._writers)
-            if writer == rank and self._described[number].nbytes > 0
-        ]
 
     def _lay_out_items(self, items: Sequence[int], writer: int, volumes: int) -> None:
         """Spread items over the volumes: the largest first, each to where there are the fewest bytes."""
@@ -112,32 +101,38 @@ class ShardedSave(LocalSave):
         routes = self._routes()
         if exchange is None or not routes:
             return
-        kept = [self._items_of(sender) for sender, _ in routes]
+        kept = [self._items_of[sender] for sender, _ in routes]
         nbytes = [sum(self._described[number].nbytes for number in items) for items in kept]
         own = context.ranks.rank
         memory = [
             empty_bytes(size) if receiver == own else None
             for size, (_, receiver) in zip(nbytes, routes, strict=True)
         ]
-        stream = _Stream([self._tensors[number] for number in self._items_of(own)])
+        stream = _Stream([self._tensors[number] for number in self._items_of[own]])
         slices = [
-            (route, begin, min(begin + _SLICE_BYTES, size))
+            _Slice(route, begin, min(begin + SLICE_BYTES, size))
             for route, size in enumerate(nbytes)
-            for begin in range(0, size, _SLICE_BYTES)
+            for begin in range(0, size, SLICE_BYTES)
         ]
+
+        def memory_for(number: int) -> torch.Tensor:
+            arriving = memory[slices[number].route]
+            assert arriving is not None  # this rank is the receiver
+            return arriving[slices[number].begin : slices[number].end]
+
+        def read(numbers: list[int]) -> Batch:
+            return Batch({each: stream.read(slices[each].begin, slices[each].end) for each in numbers}, {})
+
         # A rank without the memory for copies has raised; the others must not wait for it in the group.
         combine(exchange, "memory for copies", None, lambda _: None)
-        ranks = reading_ranks(context, self._group)
-        try:
-            send_all(
-                ranks,
-                [Parcel(*routes[route], end - begin) for route, begin, end in slices],
-                lambda number: stream.read(*slices[number][1:]),
-                lambda number: memory[slices[number][0]][slices[number][1] : slices[number][2]],  # type: ignore[index]
-                lambda number, arrived: None,
-            )
-        finally:
-            ranks.close()
+        Network(context, exchange, self._group).send_all(
+            "copies",
+            [Parcel(*routes[route], end - begin) for route, begin, end in slices],
+            read,
+            memory_for,
+            lambda number, arrived: None,
+            _NOT_SAVED,
+        )
         for items, arrived in zip(kept, memory, strict=True):
             if arrived is not None:
                 self._use_copies(items, arrived)
@@ -165,7 +160,15 @@ class ShardedSave(LocalSave):
 
     def _describe_whole(self, reports: list[list[dict[str, Any]]]) -> dict[str, Any]:
         assert self._metadata is not None  # on rank 0
-        return {**super()._describe_whole(reports), **description_of(self._metadata, self._items)}
+        return {**super()._describe_whole(reports), "state": state_of(self._metadata, self._items)}
+
+
+class _Slice(NamedTuple):
+    """Bytes of what one rank sends to another one."""
+
+    route: int
+    begin: int
+    end: int
 
 
 class _Stream:
@@ -185,7 +188,3 @@ class _Stream:
             if first < end and begin < last:
                 parts.append(memory[max(0, begin - first) : end - first])
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _tuple(value: Any) -> tuple[int, ...] | None:
-    return None if value is None else tuple(value)

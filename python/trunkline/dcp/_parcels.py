@@ -7,19 +7,17 @@ from typing import Any, NamedTuple
 import torch
 
 from trunkline._core import crc32c
-from trunkline._errors import Error
+from trunkline._errors import Error, RankError
+from trunkline._tensor_io.memory import empty_bytes
 from trunkline.checkpoint.directory.local_load import agree, raise_failure, reason
 from trunkline.checkpoint.directory.local_save import LocalContext
+from trunkline.checkpoint.ranks.group import Exchange
+from trunkline.checkpoint.ranks.outcomes import combine
 
+SLICE_BYTES = 16 << 20  # of what parcels should be at most
 _ROUND_BYTES = 32 << 20  # that each rank sends before the checksums are compared, unless one parcel is larger
 
-
-def reading_ranks(context: LocalContext, group: Callable[[], Any]) -> Any:
-    """Return the ranks of a Checkpointer, which can send each other bytes. Collective; close() it."""
-    from trunkline.checkpoint.reading_ranks import ReadingRanks
-
-    seconds = context.ranks.timeout
-    return ReadingRanks(group(), None if seconds is None else timedelta(seconds=seconds))
+_ROUND_PARCELS = 8192
 
 
 class Parcel(NamedTuple):
@@ -30,57 +28,128 @@ class Parcel(NamedTuple):
     nbytes: int
 
 
+class Batch(NamedTuple):
+    """The bytes of some parcels, by their numbers, and why the others of them cannot be read."""
+
+    memory: dict[int, torch.Tensor]
+    failed: dict[int, OSError]
+
+
 def send_all(
     ranks: Any,
     parcels: Sequence[Parcel],
-    read: Callable[[int], torch.Tensor],
+    read: Callable[[list[int]], Batch],
     memory_for: Callable[[int], torch.Tensor],
     take: Callable[[int, torch.Tensor], None],
 ) -> dict[int, OSError]:
     """Send parcels, the same on all ranks, and compare checksums. Return what this rank could not read.
 
-    read: called on the sender with the number of a parcel, returns its bytes; the others learn of an OSError,
-    and do not get that parcel. memory_for: called on the receiver before, returns the memory for it, and
-    take: after it has arrived. Raises RankError if a rank does not come, or raises another error.
+    read: called on the sender with the numbers of parcels, returns their bytes; other ranks learn which it
+    cannot read, and do not get these. memory_for: called on the receiver before, returns the memory for one,
+    and take: after it has arrived intact. All ranks raise if one of these raises an error, or if a rank does
+    not come.
     """
     failed: dict[int, OSError] = {}
-    for batch in _rounds(parcels):
-        sends: dict[int, torch.Tensor] = {}
-        error: Exception | None = None
-        for number in batch:
-            if parcels[number].sender == ranks.rank:
-                try:
-                    sends[number] = read(number)
-                except OSError as unreadable:
-                    failed[number] = unreadable
-                except Exception as other:
-                    error = other
-        checksums = _checksums_of_all(ranks, sends, error)
-        arrive = {
-            number: memory_for(number)
-            for number in batch
-            if parcels[number].receiver == ranks.rank and number in checksums
-        }
+    error: BaseException | None = None  # which the others learn of in the next round
+    for numbers in _rounds(parcels):
+        outgoing: dict[int, torch.Tensor] = {}
+        incoming: dict[int, dict[int, torch.Tensor]] = {}
+        unreadable: list[int] = []
+        if error is None:
+            try:
+                batch = read([each for each in numbers if parcels[each].sender == ranks.rank])
+                failed |= batch.failed
+                unreadable = sorted(batch.failed)
+                outgoing = _joined(parcels, batch.memory)
+                for each in numbers:
+                    if parcels[each].receiver == ranks.rank:
+                        incoming.setdefault(parcels[each].sender, {})[each] = memory_for(each)
+            except BaseException as other:
+                error = other
+        own = {receiver: crc32c(memory) for receiver, memory in outgoing.items()}
+        theirs = ranks.gather((own, unreadable, reason(error)))
+        raise_failure([why for _, _, why in theirs], error)
+        for sender, memory in incoming.items():
+            for each in theirs[sender][1]:
+                memory.pop(each, None)
+        arriving = {sender: _one(list(memory.values())) for sender, memory in incoming.items() if memory}
         ranks.transfer(
-            [(memory, parcels[number].receiver) for number, memory in sends.items()],
-            [(memory, parcels[number].sender) for number, memory in arrive.items()],
+            [(memory, receiver) for receiver, memory in outgoing.items()],
+            [(memory, sender) for sender, memory in arriving.items()],
         )
-        wrong = [number for number, memory in arrive.items() if crc32c(memory) != checksums[number]]
-        agree(
-            ranks,
-            Error(None, f"bytes from rank {parcels[wrong[0]].sender} arrived damaged") if wrong else None,
-        )
-        for number, memory in arrive.items():
-            take(number, memory)
+        try:
+            for sender, arrived in arriving.items():
+                if crc32c(arrived) != theirs[sender][0][ranks.rank]:
+                    raise Error(None, f"bytes from rank {sender} arrived damaged")
+                _split(arrived, list(incoming[sender].values()))
+                for each, part in incoming[sender].items():
+                    take(each, part)
+        except BaseException as other:
+            error = other
+    agree(ranks, error)
     return failed
 
 
-def _checksums_of_all(ranks: Any, sends: dict[int, torch.Tensor], error: Exception | None) -> dict[int, int]:
-    """Return the checksums of the parcels that are sent, by their numbers. Raises if a rank has failed."""
-    own = {number: crc32c(memory) for number, memory in sends.items()}
-    theirs = ranks.gather((own, reason(error)))
-    raise_failure([why for _, why in theirs], error)
-    return {number: checksum for of_rank, _ in theirs for number, checksum in of_rank.items()}
+def _joined(parcels: Sequence[Parcel], memory: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Return what each receiver gets: its parcels one after the other."""
+    of_receiver: dict[int, list[torch.Tensor]] = {}
+    for each in sorted(memory):
+        of_receiver.setdefault(parcels[each].receiver, []).append(memory[each])
+    return {
+        receiver: several[0] if len(several) == 1 else torch.cat(several)
+        for receiver, several in of_receiver.items()
+    }
+
+
+def _one(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return memory for all of these parts, one after the other: the part itself if it is the only one."""
+    return parts[0] if len(parts) == 1 else empty_bytes(sum(each.numel() for each in parts))
+
+
+def _split(memory: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+    """Fill parts from memory that _one() has returned."""
+    begin = 0
+    for each in parts if len(parts) > 1 else ():
+        each.copy_(memory[begin : begin + each.numel()])
+        begin += each.numel()
+
+
+class Network(NamedTuple):
+    """How the ranks of a call reach each other: exchange: by messages, with heartbeats; group: for bytes."""
+
+    context: LocalContext
+    exchange: Exchange | None
+    group: Callable[[], Any]
+
+    def send_all(
+        self,
+        topic: str,
+        parcels: Sequence[Parcel],
+        read: Callable[[list[int]], Batch],
+        memory_for: Callable[[int], torch.Tensor],
+        take: Callable[[int, torch.Tensor], None],
+        but: str,
+    ) -> dict[int, OSError]:
+        """Do what send_all() does. Where a rank dies meanwhile, all others raise RankError, which names it.
+
+        The process group only knows that one does not answer; the heartbeats of the exchange tell which.
+        """
+        from trunkline.checkpoint.reading_ranks import ReadingRanks
+
+        seconds = self.context.ranks.timeout
+        failed: dict[int, OSError] = {}
+        problem: RankError | None = None
+        try:
+            ranks = ReadingRanks(self.group(), None if seconds is None else timedelta(seconds=seconds))
+            try:
+                failed = send_all(ranks, parcels, read, memory_for, take)
+            finally:
+                ranks.close()
+        except RankError as error:
+            problem = error
+        reasons = combine(self.exchange, topic, reason(problem), lambda reasons: reasons, but)
+        raise_failure(reasons, problem)
+        return failed
 
 
 def _rounds(parcels: Sequence[Parcel]) -> Iterator[list[int]]:
@@ -92,9 +161,12 @@ def _rounds(parcels: Sequence[Parcel]) -> Iterator[list[int]]:
         batch: list[int] = []
         for sender in sorted(waiting):
             queue, nbytes = waiting[sender], 0
+            first = len(batch)
             while queue and (nbytes == 0 or nbytes + parcels[queue[-1]].nbytes <= _ROUND_BYTES):
+                if len(batch) - first == _ROUND_PARCELS:
+                    break
                 batch.append(queue.pop())
                 nbytes += parcels[batch[-1]].nbytes
             if not queue:
                 del waiting[sender]
-        yield batch
+        yield sorted(batch)

@@ -26,10 +26,12 @@ from trunkline._formats.dcp_names import (
     manifest_name,
     refused_name,
 )
+from trunkline._formats.node_names import RECORD
 from trunkline._logging import Log
 from trunkline._tensor_io.partly_filled import partly_filled
 from trunkline._tensor_io.transfer import read_layouts
 from trunkline._trace import span
+from trunkline.dcp._copied_step import read_copied_step
 from trunkline.dcp._coverage import find_partly_loaded
 from trunkline.dcp._directory import count_rejected, missing_target
 from trunkline.dcp._endpoint import Endpoint, checkpoint_path_of
@@ -53,7 +55,8 @@ _OF_A_RANK = "rank "  # prefix of the identity of one rank's manifest, of a save
 class StorageReader(Endpoint, TorchStorageReader):
     """Reads checkpoints that StorageWriter wrote, for torch.distributed.checkpoint.load().
 
-    `path`: the directory; checkpoint_id of a load replaces it, and is required if `path` is None. Each rank
+    `path`: the directory, or that of a step which nodes have copied to a tier (Checkpointer with local=True);
+    checkpoint_id of a load replaces it, and is required if `path` is None. Each rank
     reads the bytes that it needs, for any number of ranks that saved: directly into its tensors if they are
     contiguous, on the CPU or a CUDA GPU, and of the stored dtype. `verify`: every MiB that holds some of
     these bytes is read completely and compared with its CRC-32C; False reads only the bytes themselves,
@@ -104,6 +107,10 @@ class StorageReader(Endpoint, TorchStorageReader):
 
     def _read_metadata(self, rank: int | None) -> Metadata:
         path = self._directory / manifest_name(None)
+        copied = read_copied_step(self._directory)
+        if copied is not None:
+            _log.info("%s: rank %d loads the copy of a step of nodes", self._directory, rank or 0)
+            return copied
         if rank is not None and not path.exists():  # a damaged common manifest is not skipped
             path = self._directory / manifest_name(rank)
             _log.debug("%s: there is no common manifest; rank %d reads its own", self._directory, rank)
@@ -346,6 +353,11 @@ class StorageReader(Endpoint, TorchStorageReader):
         if not directory.is_dir():
             return f"{directory}: there is no such directory"
         held = checkpointer_file(directory)
+        if held == RECORD:
+            return (
+                f"{directory}: it is the directory of a node; load it with trunkline.dcp.Checkpointer("
+                "DIRECTORY, local=True), or with trunkline.Checkpointer if that has saved it"
+            )
         if held is not None:
             return (
                 f"{directory}: it belongs to a trunkline.Checkpointer (it holds {held}); load it with "

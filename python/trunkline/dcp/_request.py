@@ -135,15 +135,8 @@ def settle_targets(requests: list[Request]) -> dict[DataFile, list[tuple[int, to
     Requests for the same bytes share memory. Targets that share memory are not read into directly, but copied
     to in the order of the plan, so that the last one wins.
     """
-    spans = [
-        (*_span(request.target), request)
-        for request in requests
-        if request.target is not None and is_in_reach(request.target.device)
-    ]
-    for cluster in _clusters(spans):
-        if len(cluster) > 1:
-            for request in cluster:
-                request.direct = False
+    for request in overlapping(requests):
+        request.direct = False
     targets: dict[DataFile, list[tuple[int, torch.Tensor]]] = {}
     by_file: dict[DataFile, list[tuple[int, int, Request]]] = {}
     for request in requests:
@@ -164,6 +157,16 @@ def settle_targets(requests: list[Request]) -> dict[DataFile, list[tuple[int, to
                 request.direct = False
                 request.memory = memory[request.begin - begin : request.end - begin]
     return targets
+
+
+def overlapping(requests: Iterable[Request]) -> list[Request]:
+    """Return the requests whose targets share memory with that of another one."""
+    spans = [
+        (*_span(request.target), request)
+        for request in requests
+        if request.target is not None and request.target.numel() and is_in_reach(request.target.device)
+    ]
+    return [request for cluster in _clusters(spans) if len(cluster) > 1 for request in cluster]
 
 
 def _buffer(begin: int, end: int) -> torch.Tensor:

@@ -16,6 +16,7 @@ from trunkline._formats.dcp_names import (
     is_torch_metadata,
     is_torch_temporary_metadata,
 )
+from trunkline._formats.node_names import RECORD
 from trunkline._paths import check_is_local, names_in
 from trunkline.dcp._owner import new_file_id
 
@@ -125,7 +126,12 @@ def checkpointer_file(directory: Path) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     return next(
-        (name for name in sorted(names) if name == DESCRIPTOR or is_manifest(name) or is_shard(name)), None
+        (
+            name
+            for name in sorted(names)
+            if name in (DESCRIPTOR, RECORD) or is_manifest(name) or is_shard(name)
+        ),
+        None,
     )
 
 

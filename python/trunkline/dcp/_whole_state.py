@@ -11,10 +11,14 @@ from trunkline._tensor_io.memory import empty_bytes
 from trunkline.dcp.stored_state import nested, paths_below, unpickled
 
 
-def empty_state(metadata: Metadata) -> dict[str, Any]:
-    """Return memory for each tensor of a state, and None for objects, by the names that torch gives them."""
+def empty_state(metadata: Metadata, key: str | None, where: str) -> dict[str, Any]:
+    """Return memory for each tensor below a key, and None for objects, by the names that torch gives them.
+
+    Raises ValueError for a key that the state does not have.
+    """
     state: dict[str, Any] = {}
-    for name, entry in metadata.state_dict_metadata.items():
+    for name in paths_below(metadata, key, where):
+        entry = metadata.state_dict_metadata[name]
         if isinstance(entry, TensorStorageMetadata):
             dtype = entry.properties.dtype
             state[name] = empty_bytes(entry.size.numel() * dtype.itemsize).view(dtype).reshape(entry.size)
@@ -37,6 +41,6 @@ class WholePlanner(DefaultLoadPlanner):
 
 
 def nested_state(metadata: Metadata, state: dict[str, Any], where: str) -> Any:
-    """Return the state as it was saved, nested."""
+    """Return what empty_state() made, filled, nested as it was saved."""
     paths = paths_below(metadata, None, where)
-    return nested({name: (path, state[name]) for name, path in paths.items()})
+    return nested({name: (path, state[name]) for name, path in paths.items() if name in state})

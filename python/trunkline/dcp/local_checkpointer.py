@@ -8,24 +8,31 @@ from typing import Any, SupportsIndex
 
 from trunkline._arguments import bool_argument
 from trunkline._core import Engine, Volume
+from trunkline._formats.checkpoint_names import step_name
 from trunkline._paths import absolute_path, path_name
 from trunkline._tensor_io.memory import CPU
 from trunkline.checkpoint.directory.local_checkpointer import LocalCheckpointer as PlainCheckpointer
 from trunkline.checkpoint.directory.local_export import Check, Write
 from trunkline.checkpoint.directory.local_load import LocalLoading, OnProgress, no_progress
+from trunkline.checkpoint.directory.local_save import LocalContext
 from trunkline.checkpoint.directory.part import Wanted
 from trunkline.checkpoint.directory.step_save import StepSave
 from trunkline.checkpoint.nodes.agreement import Entry
 from trunkline.checkpoint.ranks.group import Exchange
+from trunkline.checkpoint.ranks.outcomes import combine
+from trunkline.checkpoint.tiers.drain import DrainStatus
+from trunkline.checkpoint.tiers.tier import Tier
 from trunkline.dcp import running_saves
 from trunkline.dcp._checkpointer import Checkpointer
-from trunkline.dcp._node_items import Collected, collect, metadata_in
+from trunkline.dcp._node_items import Collected, collect
 from trunkline.dcp._node_reader import NodeReader, Saved, load_items
 from trunkline.dcp._node_save import ShardedSave
+from trunkline.dcp._reader import StorageReader
 from trunkline.dcp._run_ranks import RunRanks
 from trunkline.dcp._task import Task
 from trunkline.dcp._whole_state import WholePlanner, empty_state, nested_state
 
+_BUT = "nothing was loaded"
 _NOT_SAVED = "the checkpoint was not saved"
 
 
@@ -43,6 +50,7 @@ class LocalCheckpointer(Checkpointer):
         domain: str | None = None,
         fresh: bool = False,
         timeout: float = 300.0,
+        tiers: "Sequence[Tier] | None" = None,
         process_group: Any = None,
         durable: bool = True,
         engine: Engine | None = None,
@@ -65,6 +73,7 @@ class LocalCheckpointer(Checkpointer):
             domain=domain,
             fresh=fresh,
             timeout=timeout,
+            tiers=tiers,
             process_group=process_group,
             engine=engine,
         )
@@ -90,6 +99,25 @@ class LocalCheckpointer(Checkpointer):
     def _load(self, state: dict[str, Any], wanted: int | None, planner: Any) -> int:
         return self._nodes.load_into(state, wanted, planner)
 
+    def wait(self) -> None:
+        """Wait for the running async_save(), and raise its error, or that of a copy to a tier."""
+        super().wait()
+        self._nodes.wait()
+
+    def wait_drained(self, timeout: float | None = None) -> None:
+        """As Checkpointer.wait_drained()."""
+        super().wait()
+        self._nodes.wait_drained(timeout)
+
+    def drains(self) -> list[DrainStatus]:
+        """As Checkpointer.drains()."""
+        return self._nodes.drains()
+
+    def locations(self) -> dict[int, list[str]]:
+        """As Checkpointer.locations()."""
+        running_saves.await_saves_into(self._path)
+        return self._nodes.locations()
+
     def latest(self) -> int | None:
         """Return the step that load() returns; None if there is none. Collective. Waits for running saves."""
         running_saves.await_saves_into(self._path)
@@ -103,14 +131,19 @@ class LocalCheckpointer(Checkpointer):
     def _delete(self, step: int, call: str) -> None:
         self._nodes.delete(step)
 
-    def export(self, step: int | None, check: Check, write: Write, on_progress: OnProgress) -> dict[str, Any]:
-        """Write a step on rank 0, as local_export.export(). Collective."""
-        return self._nodes.export(step, check, write, on_progress)
-
     def restore_copies(self) -> list[int]:
         """As Checkpointer.restore_copies()."""
         running_saves.await_saves_into(self._path)
         return self._nodes.restore_copies()
+
+
+def export(
+    directory: str, step: int | None, key: str | None, check: Check, write: Write, on_progress: OnProgress
+) -> dict[str, Any]:
+    """Write what is below a key of a step on rank 0, as local_export.export(). Collective."""
+    nodes = LocalCheckpointer(directory, keep=None)._nodes
+    nodes.export_key = key
+    return nodes.export(step, check, write, on_progress)
 
 
 class _Nodes(PlainCheckpointer):
@@ -118,6 +151,7 @@ class _Nodes(PlainCheckpointer):
 
     def __init__(self, directory: "str | os.PathLike[str]", *, ranks: RunRanks, **options: Any) -> None:
         self._run_ranks = ranks
+        self.export_key: str | None = None
         super().__init__(directory, **options)
 
     @property
@@ -146,20 +180,35 @@ class _Nodes(PlainCheckpointer):
         return self._run_ranks.group()
 
     def _make_loading(self) -> LocalLoading:
-        return _Loading(self._context, self._process_group)
+        return _Loading(self._context, self._process_group, lambda: self.export_key)
 
     def _make_job(
         self, step: int, state: Any, metrics: dict[str, float], stage_all: bool, exchange: Exchange | None
     ) -> StepSave:
         assert isinstance(state, Collected)
         self._has_saved = True
-        return ShardedSave(
-            state, self._run_ranks.group, step, state, metrics, self._context, stage_all, exchange
-        )
+        return ShardedSave(self._run_ranks.group, step, state, metrics, self._context, stage_all, exchange)
 
 
 class _Loading(LocalLoading):
     """Loads the items that each rank needs."""
+
+    def __init__(
+        self, context: LocalContext, group: Callable[[], Any], export_key: Callable[[], str | None]
+    ) -> None:
+        """`export_key`: returns below which key an export reads; None: all."""
+        super().__init__(context, group)
+        self._export_key = export_key
+
+    def _read_copy(
+        self, exchange: Exchange | None, found: dict[str, Any], save: Entry, into: Any, wanted: Wanted
+    ) -> Any:
+        """Fill the state from a step in a tier. Every rank reads by itself."""
+        copy, _ = self.open_copy(found["tier"], save)
+        reader = StorageReader(f"{copy.directory}/{step_name(save.step)}", engine=self._context.engine)
+        load_items(reader, reader.read_metadata(), exchange, *into)
+        combine(exchange, "loaded", None, lambda _: None, _BUT)
+        return into[0]
 
     def _read_save(
         self,
@@ -175,13 +224,13 @@ class _Loading(LocalLoading):
         None: return all of it on rank 0, and nothing on the others.
         """
         whole = self.whole_of(exchange, save, list(chain(*there.values())))
-        where = f"step {save.step} of {self._context.directory}"
-        metadata = metadata_in(whole, where)
         reader = NodeReader(self._context, Saved(save, whole, there), exchange, self._group)
+        metadata = reader.read_metadata()
         if into is not None:
             load_items(reader, metadata, exchange, *into)
             return into[0]
+        where = f"step {save.step} of {self._context.directory}"
         is_first = self._context.ranks.rank == 0
-        state = empty_state(metadata) if is_first else {}
+        state = empty_state(metadata, self._export_key(), where) if is_first else {}
         load_items(reader, metadata, exchange, state, WholePlanner(where))
         return nested_state(metadata, state, where) if is_first else state

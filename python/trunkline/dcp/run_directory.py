@@ -203,7 +203,9 @@ def check_usable(directory: Path) -> None:
     names = names_in(directory)
     held = checkpointer_file(directory)
     why, todo = None, "; name another directory"
-    if held is not None:
+    if is_node_directory(str(directory)):
+        why, todo = "it is the directory of a node; pass local=True", ", or name another directory"
+    elif held is not None:
         why = f"it belongs to a trunkline.Checkpointer (it contains {held})"
     elif manifest := next((name for name in names if name == MANIFEST or is_rank_manifest_name(name)), None):
         why = f"it holds a single checkpoint of trunkline.dcp ({manifest})"
@@ -214,8 +216,6 @@ def check_usable(directory: Path) -> None:
             todo = f"; open the directory above it, {directory.parent}, or name another directory"
     elif list_torch_metadata(directory):
         why = "it holds a checkpoint of torch's FileSystemWriter"
-    elif is_node_directory(str(directory)):
-        why, todo = "it is the directory of a node; pass local=True", ", or name another directory"
     elif any(map(_is_foreign, names)) and not any(step_of(name) is not None for name in names):
         why = "it holds other files and no steps"
     if why is not None:

@@ -15,7 +15,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
-from trunkline._core import CheckpointStore, GcPause, crc32c
+from trunkline._core import CheckpointManifest, CheckpointStore, GcPause, crc32c
 from trunkline._errors import Corrupt, Error, Format, exception_of
 from trunkline._logging import Log
 from trunkline._tensor_io.memory import CPU, empty_bytes
@@ -27,7 +27,9 @@ from trunkline._warnings import caller, warn_without_failing
 from trunkline.checkpoint.directory import shards
 from trunkline.checkpoint.directory.local_save import LocalContext, pieces_kept_by, refusal
 from trunkline.checkpoint.directory.part import Part, Wanted
+from trunkline.checkpoint.directory.sharded import check_is_whole
 from trunkline.checkpoint.directory.shares import Piece
+from trunkline.checkpoint.directory.step_reader import StepReader
 from trunkline.checkpoint.nodes.agreement import Entry, Inventory
 from trunkline.checkpoint.nodes.copies import choose_readers, readers_of, shares_of
 from trunkline.checkpoint.nodes.node_directory import (
@@ -59,13 +61,8 @@ from trunkline.checkpoint.state.tree import VIEWS, restore, restore_into
 _log = Log("checkpoint")
 _BUT = "nothing was loaded"
 _ATTEMPTS = 2  # to read what all nodes have, where that is not locked
-DCP = "dcp"  # of saves of trunkline.dcp: tensors are what single ranks have of the state
 _SLICE_BYTES = 16 << 20
 _ROUND_SLICES = 4  # that are sent before their checksums are compared
-
-
-class Sharded(Format):
-    """The save is one of trunkline.dcp; all ranks that load it raise this."""
 
 
 class _Whole(NamedTuple):
@@ -200,7 +197,14 @@ class LocalLoading:
         self, exchange: Exchange | None, found: dict[str, Any], save: Entry, into: Any, wanted: Wanted
     ) -> Any:
         """Return the state of a step in a tier, or `into` filled with it. Every rank reads by itself."""
-        reader = self._context.node_tiers.reader(found["tier"])
+        reader, manifest = self.open_copy(found["tier"], save)
+        state = reader.load(save.step, manifest, into, wanted)
+        combine(exchange, "loaded", None, lambda _: None, _BUT)
+        return state
+
+    def open_copy(self, tier: int, save: Entry) -> tuple[StepReader, CheckpointManifest]:
+        """Return what reads a step in a tier. Raises Error if this rank does not see what rank 0 does."""
+        reader = self._context.node_tiers.reader(tier)
         try:
             manifest = reader.open_manifest(save.step)
         except FileNotFoundError as error:
@@ -217,9 +221,7 @@ class LocalLoading:
                 "the same directory on all nodes, and that nothing else changes it",
                 reader.directory,
             )
-        state = reader.load(save.step, manifest, into, wanted)
-        combine(exchange, "loaded", None, lambda _: None, _BUT)
-        return state
+        return reader, manifest
 
     def read(self, exchange: Exchange | None, step: int | None, on_progress: OnProgress) -> tuple[int, Any]:
         """Return a step (None: the latest) and its state; nothing is locked or changed to go on from it.
@@ -437,13 +439,8 @@ class LocalLoading:
         """Return the state, or `into` filled with it. there: which nodes have it, as LoadPlan.places."""
         whole = self.whole_of(exchange, save, list(chain(*there.values())))
         where = f"step {save.step} of {self._context.directory}"
+        check_is_whole(whole["state"], where)
         unknown = set(whole["features"]) - {VIEWS, METRICS}
-        if DCP in unknown:
-            raise Sharded(
-                None,
-                f"{where} was saved with trunkline.dcp.Checkpointer(..., local=True), by each rank what "
-                "it has of the state; load it with that",
-            )
         if unknown:
             raise Format(None, f"{where} needs {', '.join(sorted(unknown))}; use a newer trunkline")
         about = _Whole(
@@ -636,17 +633,17 @@ def _slices(piece: Piece, reader: int) -> list[_Slice]:
     ]
 
 
-def agree(ranks: Any, error: Exception | None) -> None:
+def agree(ranks: Any, error: BaseException | None) -> None:
     """Raise on all ranks if one has failed to read."""
     raise_failure(ranks.gather(reason(error)), error)
 
 
-def reason(error: Exception | None) -> str | None:
+def reason(error: BaseException | None) -> str | None:
     """Return what the other ranks are told of an error."""
     return None if error is None else str(error) or type(error).__name__
 
 
-def raise_failure(reasons: Sequence[str | None], error: Exception | None) -> None:
+def raise_failure(reasons: Sequence[str | None], error: BaseException | None) -> None:
     """Raise the error of this rank, or RankError if there is a reason on another one."""
     for rank, text in enumerate(reasons):
         if text is None:

@@ -33,7 +33,8 @@ _POLL_SECONDS_PER_RANK = 0.0001  # so that thousands do not keep the store busy 
 _LEAVE_SECONDS = 10.0
 _SILENCE_SECONDS = 1.0
 _PART_CHARACTERS = 4 << 20  # TCPStore accepts at most 8 MiB
-# Of messages of other ranks, which rank 0 removes.
+# Of messages of other ranks, which rank 0 removes, also if it fails before it asks for them; besides those of
+# other topics that it has asked for.
 _TOPICS = (
     "options",
     "found",
@@ -47,6 +48,8 @@ _TOPICS = (
     "node",
     "prepared",
     "marked",
+    "plans",
+    "items",
 )
 _STEPS = {  # by topic, what a rank that waits for it waits for
     "placed": "it has to lock the directory",
@@ -317,6 +320,7 @@ class Exchange:
         self.size = exchanges.size
         self._exchanges = exchanges
         self._held = [server]
+        self._asked: set[str] = set()  # topics
         self._store = exchanges.store
         self._attempts = exchanges.attempts
         self._attempt = Attempt(0, call, collectives=collectives)
@@ -354,7 +358,7 @@ class Exchange:
         self._silent.wait(_SILENCE_SECONDS)  # so that an exit of the process does not look like a death
         number = self._number
         if self.rank == 0 and number is not None:
-            messages = [self._key(topic, rank) for topic in _TOPICS for rank in self._met]
+            messages = [self._key(topic, rank) for topic in {*_TOPICS, *self._asked} for rank in self._met]
             keys = [*self._posted, f"{number}/gone"]
             exchanges, ranks, silent = self._exchanges, 1 + len(self._met), len(self._silent_ranks)
             held, self._held = self._held, []
@@ -428,6 +432,7 @@ class Exchange:
 
         Raises RankError if it has sent no heartbeat for `timeout` seconds; Cancelled after stop().
         """
+        self._asked.add(topic)
         with waiting_for(f"{self._attempt.call}: rank {rank}, {topic}", self._timeout) as wait:
             return self._read(wait, topic, rank)
 

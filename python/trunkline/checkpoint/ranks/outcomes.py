@@ -124,6 +124,25 @@ def combine(
     return publish_result(exchange, f"{topic}, of all ranks", made)["made"]
 
 
+def scatter(
+    exchange: Exchange | None,
+    topic: str,
+    value: Any,
+    make: Callable[[list[Any]], list[Any]],
+    but: str = _NOT_SAVED,
+) -> Any:
+    """Return, on each rank, its own one of the values that rank 0 makes of those of all, as JSON."""
+    if exchange is None:
+        return make([value])[0]
+
+    def post_each(values: list[Any]) -> None:
+        for rank, made in enumerate(make(values)):
+            exchange.post(f"{topic}, for rank {rank}", made)
+
+    combine(exchange, topic, value, post_each, but)
+    return exchange.read(f"{topic}, for rank {exchange.rank}", 0)
+
+
 def _failed_elsewhere(outcome: dict[str, Any], but: str = _NOT_SAVED) -> Error:
     rank, why = outcome["rank"], outcome["error"]
     named = why if why.startswith((f"rank {rank} ", f"rank {rank}: ")) else f"rank {rank}: {why}"
