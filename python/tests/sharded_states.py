@@ -13,7 +13,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import trunkline as tl
-from trunkline.dcp import _node_reader, _node_save, _parcels, local_checkpointer
+from trunkline.dcp import _node_reader, _node_save, _transfers, local_checkpointer
 
 
 def make_whole(seed: int, kilobytes: int = 300) -> dict[str, torch.Tensor]:
@@ -144,7 +144,7 @@ class ShardedCalls:
             local_checkpointer.collect = die
         else:
             assert phase == "send"
-            _parcels.send_all = die
+            _transfers.run_transfers = die
 
     def slice_at(self, nbytes: int) -> None:
         """Send larger parts of a state in slices of so many bytes."""

@@ -46,13 +46,13 @@ class Item(NamedTuple):
 
     @property
     def nbytes(self) -> int | None:
-        """The bytes of a tensor; None for an object, whose bytes say nothing of it."""
+        """How many bytes a tensor has; None for an object, whose size only the checkpoint knows."""
         if self.dtype is None or self.shape is None:
             return None
         return DTYPES[self.dtype].itemsize * math.prod(self.shape)
 
 
-class Collected(NamedTuple):
+class RankItems(NamedTuple):
     """The items of this rank, tensors with their bytes, and on rank 0 the description of the whole state."""
 
     items: list[Item]
@@ -62,7 +62,7 @@ class Collected(NamedTuple):
 
 def collect(
     exchange: Exchange | None, state: dict[str, Any], planner: SavePlanner | None, *, in_memory: bool
-) -> Collected:
+) -> RankItems:
     """Return what this rank saves, as the planner divides the state. Collective, in an exchange.
 
     in_memory: tensors on GPUs are copied to main memory.
@@ -87,7 +87,7 @@ def collect(
         tensors.append(tensor.cpu() if in_memory else tensor)
     # What one rank cannot save, such as an object that cannot be pickled, must fail on all: then they leave.
     combine(exchange, "collected", None, lambda _: None)
-    return Collected(items, tensors, metadata[0] if metadata else None)
+    return RankItems(items, tensors, metadata[0] if metadata else None)
 
 
 def packed(value: SavePlan | LoadPlan | list[Any]) -> str:
@@ -109,6 +109,7 @@ def _described(metadata: Metadata) -> str:
             f"{name!r}: the ranks that save have {stored} of its {wanted} elements; the ranks that have the "
             "others must save too (process_group)"
         )
+    # The version is that of torch's Metadata, as torch's writers set it.
     about = replace(metadata, version="1.0.0", storage_data={}, storage_meta=None)
     return format_manifest(about).decode("ascii")
 

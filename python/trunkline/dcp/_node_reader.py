@@ -2,6 +2,15 @@
 
 Each rank reads what is on its own node from the disk, into its tensors if they are contiguous. The rest it
 asks other ranks for, which read just these bytes and send them over the process group.
+
+After the ranks have agreed on a save (local_load.py), they talk to each other in this order, in its exchange:
+
+  1. each learns what it is to read, "plans", and that all can take it, "ready": until then no tensor changes
+  2. each reads from its own disk, and says what it needs from others, "asked"
+  3. the bytes, over the process group; "sent"
+  4. each says what it could not read, "read"; if some rank needs that, again from 2, from another node
+
+Where a rank may raise: as in _node_save.py.
 """
 
 import itertools
@@ -32,17 +41,17 @@ from trunkline.checkpoint.ranks.group import Exchange, rank_error
 from trunkline.checkpoint.ranks.outcomes import combine, scatter
 from trunkline.dcp._manifest import bytes_of_checksums
 from trunkline.dcp._node_items import items_in, metadata_in, packed, stored_items, unpacked
-from trunkline.dcp._parcels import SLICE_BYTES, Batch, Network, Parcel
 from trunkline.dcp._reader import StorageReader
 from trunkline.dcp._request import Request, groups, make_request, overlapping
 from trunkline.dcp._stored import DataFile
+from trunkline.dcp._transfers import SLICE_BYTES, Batch, Transfer, Transport
 
 _log = Log("checkpoint")
 _BUT = "nothing was loaded"
 _BUT_NOT_ALL = "not all was loaded"
 
 
-class Saved(NamedTuple):
+class SavedStep(NamedTuple):
     """A save whose bytes are on nodes. there: the nodes that have it, as LoadPlan.places."""
 
     entry: Entry
@@ -80,14 +89,14 @@ def load_items(
                 state[key] = value
 
 
-class _Place(NamedTuple):
+class _ShardPosition(NamedTuple):
     """Where the bytes of an item are: in which shard of a node."""
 
     shard: int
     offset: int
 
 
-class _Asked(NamedTuple):
+class _RemoteRead(NamedTuple):
     """What one rank asks another one for: bytes [begin, end) of an item."""
 
     reader: Reader
@@ -103,7 +112,7 @@ class NodeReader(StorageReader):
     _instead = "load another step"
 
     def __init__(
-        self, context: LocalContext, saved: Saved, exchange: Exchange | None, group: Callable[[], Any]
+        self, context: LocalContext, saved: SavedStep, exchange: Exchange | None, group: Callable[[], Any]
     ) -> None:
         """`exchange`: of this load; group: returns the process group of all ranks."""
         super().__init__(Path(context.path), engine=context.engine)
@@ -112,12 +121,12 @@ class NodeReader(StorageReader):
         self._exchange = exchange
         self._group = group
         self._where = f"step {saved.entry.step} of {context.path}"
-        self._places: dict[str, dict[int, _Place]] = {}
+        self._places: dict[str, dict[int, _ShardPosition]] = {}
         parts: dict[tuple[int, int], int] = {}  # their numbers, by owner and shard
         self._part_of_item: dict[int, int] = {}
         for index, node in enumerate(saved.entry.nodes):
             kept = pieces_kept_by(index, saved.whole)
-            self._places[node] = {each.piece.tensor: _Place(each.shard, each.offset) for each in kept}
+            self._places[node] = {each.piece.tensor: _ShardPosition(each.shard, each.offset) for each in kept}
             for each in kept:
                 if each.owner == index:
                     part = parts.setdefault((index, each.shard), len(parts))
@@ -224,7 +233,7 @@ class NodeReader(StorageReader):
         by_part: dict[int, list[Request]] = {}
         for each in left:
             by_part.setdefault(self._part_of_item[self._item_of(each)], []).append(each)
-        asks: list[tuple[Request, _Asked]] = []
+        asks: list[tuple[Request, _RemoteRead]] = []
         done: list[Request] = []
         for part, wanted in by_part.items():
             here = next((reader for reader in able[part] if reader.place == own_place), None)
@@ -240,13 +249,13 @@ class NodeReader(StorageReader):
     def _item_of(self, request: Request) -> int:
         return self._number_of[request.item.storage_index]
 
-    def _asked(self, request: Request, reader: Reader) -> Iterator[_Asked]:
+    def _asked(self, request: Request, reader: Reader) -> Iterator[_RemoteRead]:
         """Yield what to ask for, in slices: a sender has no more than some of them in memory."""
         item = self._item_of(request)
         ranks = self._context.nodes.ranks_of(reader.place)
         sender = ranks[self._places[reader.node][item].shard % len(ranks)]
         for begin in range(request.begin, request.end, SLICE_BYTES):
-            yield _Asked(reader, sender, item, begin, min(begin + SLICE_BYTES, request.end))
+            yield _RemoteRead(reader, sender, item, begin, min(begin + SLICE_BYTES, request.end))
 
     def _read_here(
         self,
@@ -318,14 +327,14 @@ class NodeReader(StorageReader):
     def _ask(
         self,
         attempt: int,
-        asks: Sequence[tuple[Request, _Asked]],
+        asks: Sequence[tuple[Request, _RemoteRead]],
         planner: LoadPlanner,
         failed: dict[tuple[int, Reader], Exception],
     ) -> list[Request]:
         """Ask other ranks, and send them what they ask for; return the requests that have been answered."""
         everyone = self._gather(f"asked, {attempt}", [asked for _, asked in asks])
         all_asked = [
-            (rank, _Asked(Reader(*reader), *rest))
+            (rank, _RemoteRead(Reader(*reader), *rest))
             for rank, of_rank in enumerate(everyone)
             for reader, *rest in of_rank
         ]
@@ -342,7 +351,7 @@ class NodeReader(StorageReader):
                 memory[id(request)] = _memory_of(request)
             return memory[id(request)][asked.begin - request.begin : asked.end - request.begin]
 
-        def take(number: int, arrived: torch.Tensor) -> None:
+        def on_arrival(number: int, arrived: torch.Tensor) -> None:
             request = asks[number - first][0]
             missing[id(request)] -= 1
             self._bytes_sent_here += arrived.numel()
@@ -354,12 +363,12 @@ class NodeReader(StorageReader):
         def read(numbers: list[int]) -> Batch:
             return self._read_asked({number: all_asked[number][1] for number in numbers})
 
-        unreadable = Network(self._context, self._exchange, self._group).send_all(
+        unreadable = Transport(self._context, self._exchange, self._group).run_transfers(
             f"sent, {attempt}",
-            [Parcel(asked.sender, rank, asked.end - asked.begin) for rank, asked in all_asked],
+            [Transfer(asked.sender, rank, asked.end - asked.begin) for rank, asked in all_asked],
             read,
             memory_for,
-            take,
+            on_arrival,
             _BUT_NOT_ALL,
         )
         for number, error in unreadable.items():
@@ -367,7 +376,7 @@ class NodeReader(StorageReader):
             failed.setdefault((self._part_of_item[asked.item], asked.reader), error)
         return done
 
-    def _read_asked(self, wanted: Mapping[int, _Asked]) -> Batch:
+    def _read_asked(self, wanted: Mapping[int, _RemoteRead]) -> Batch:
         """Return the bytes of parts of items, from the disk of this node; of each shard all or nothing."""
         by_part: dict[tuple[int, Reader], list[int]] = {}
         for number, asked in wanted.items():
@@ -385,7 +394,7 @@ class NodeReader(StorageReader):
                 found.memory[number] = request.memory
         return found
 
-    def _request_of(self, asked: _Asked) -> Request:
+    def _request_of(self, asked: _RemoteRead) -> Request:
         index = self._keys[asked.item]
         file, offset = self._file_of(asked.item, asked.reader)
         stored = replace(self._stored[index], file=file, offset=offset)

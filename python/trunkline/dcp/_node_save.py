@@ -1,6 +1,16 @@
 """One save of one rank whose state is sharded: each rank writes its items to the disks of its node.
 
-Copies are sent to the nodes that keep them, over the process group, before anything is written.
+The ranks talk to each other in this order; on each line, the message of the step as exchanges name it:
+
+  1. in an exchange of its own, before the save (_node_items.py): each learns which items are its own,
+     "plans", and that all ranks have theirs, "collected"
+  2. in the exchange of the save (local_save.py): "entries", "volumes"
+  3. all learn of the items of all, "items"; with copies: "memory for copies", the bytes of the copies over
+     the process group, "copies"
+  4. as other saves: "located", "written", "prepared", "marked"
+
+Between two messages a rank may raise, which the others learn in the next one. Outside of an exchange, and
+between operations of the process group, it must not: the others would wait until the timeout.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,8 +26,8 @@ from trunkline.checkpoint.directory.local_save import LocalSave
 from trunkline.checkpoint.directory.shares import Piece
 from trunkline.checkpoint.nodes.copies import shares_kept_by
 from trunkline.checkpoint.ranks.outcomes import combine
-from trunkline.dcp._node_items import Collected, Item, packed, state_of, unpacked
-from trunkline.dcp._parcels import SLICE_BYTES, Batch, Network, Parcel
+from trunkline.dcp._node_items import Item, RankItems, packed, state_of, unpacked
+from trunkline.dcp._transfers import SLICE_BYTES, Batch, Transfer, Transport
 
 _NOT_SAVED = "the checkpoint was not saved"
 
@@ -28,7 +38,7 @@ class ShardedSave(LocalSave):
     The tensors are those of all ranks, in their order. Each is whole in one shard.
     """
 
-    def __init__(self, group: Callable[[], Any], step: int, state: Collected, *arguments: Any) -> None:
+    def __init__(self, group: Callable[[], Any], step: int, state: RankItems, *arguments: Any) -> None:
         """`group`: returns the process group of all ranks, which nothing else uses meanwhile."""
         super().__init__(step, state, *arguments)
         self._metadata = state.metadata
@@ -37,7 +47,7 @@ class ShardedSave(LocalSave):
         self._items: list[Item] = []  # of all ranks, as self._described
         self._items_of: list[list[int]] = []  # of each rank
 
-    def _flatten(self, state: Collected) -> tuple[Any, dict[str, torch.Tensor], list[str]]:
+    def _flatten(self, state: RankItems) -> tuple[Any, dict[str, torch.Tensor], list[str]]:
         names: dict[str, torch.Tensor] = {}
         for item, tensor in zip(state.items, state.tensors, strict=True):
             name = item.name
@@ -47,7 +57,7 @@ class ShardedSave(LocalSave):
         return {}, names, []
 
     @staticmethod
-    def _place_of(skeleton: Any, name: str) -> str:
+    def _shown_name(skeleton: Any, name: str) -> str:
         return repr(name)
 
     def _digest(self) -> dict[str, str]:
@@ -125,9 +135,9 @@ class ShardedSave(LocalSave):
 
         # A rank without the memory for copies has raised; the others must not wait for it in the group.
         combine(exchange, "memory for copies", None, lambda _: None)
-        Network(context, exchange, self._group).send_all(
+        Transport(context, exchange, self._group).run_transfers(
             "copies",
-            [Parcel(*routes[route], end - begin) for route, begin, end in slices],
+            [Transfer(*routes[route], end - begin) for route, begin, end in slices],
             read,
             memory_for,
             lambda number, arrived: None,

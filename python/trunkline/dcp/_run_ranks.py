@@ -27,7 +27,7 @@ class RunRanks:
 
     def how(self) -> dict[str, Any]:
         """Return the arguments that tell torch's functions who takes part."""
-        return {"no_dist": True} if self.size == 1 else {"process_group": self._group}
+        return {"no_dist": True} if self.size == 1 else {"process_group": self.group()}
 
     def agree(self, call: str, decide: Callable[[], Any]) -> Any:
         """Call `decide` on rank 0, and return its result on all ranks, or raise its error.
@@ -46,7 +46,7 @@ class RunRanks:
             except Exception as failed:
                 error, outcome = failed, [(None, str(failed))]
         with self._explained(call):
-            dist.broadcast_object_list(outcome, group_src=0, group=self._group)
+            dist.broadcast_object_list(outcome, group_src=0, group=self.group())
         if error is not None:
             raise error
         value, why = outcome[0]
@@ -67,7 +67,7 @@ class RunRanks:
         whys: list[Any] = [None] * self.size
         with self._explained(call):
             why = None if error is None else str(error) or type(error).__name__
-            dist.all_gather_object(whys, why, group=self._group)
+            dist.all_gather_object(whys, why, group=self.group())
         if error is not None:
             raise error
         for rank, why in enumerate(whys):
@@ -78,7 +78,7 @@ class RunRanks:
     def _compare(self, call: str) -> None:
         calls: list[Any] = [None] * self.size
         with self._explained(call):
-            dist.all_gather_object(calls, call, group=self._group)
+            dist.all_gather_object(calls, call, group=self.group())
         for rank, other in enumerate(calls):
             if other != calls[0]:
                 raise rank_error(
@@ -88,11 +88,7 @@ class RunRanks:
                 )
 
     def group(self) -> Any:
-        """Return the ranks' own group; the first call of all ranks makes it, together."""
-        return self._group
-
-    @property
-    def _group(self) -> Any:
+        """Return the ranks' own group; the first call makes it, on all ranks together."""
         if self._own is None:
             self._own = new_gloo_group(self._given)
         return self._own

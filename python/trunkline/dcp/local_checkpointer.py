@@ -24,8 +24,8 @@ from trunkline.checkpoint.tiers.drain import DrainStatus
 from trunkline.checkpoint.tiers.tier import Tier
 from trunkline.dcp import running_saves
 from trunkline.dcp._checkpointer import Checkpointer
-from trunkline.dcp._node_items import Collected, collect
-from trunkline.dcp._node_reader import NodeReader, Saved, load_items
+from trunkline.dcp._node_items import RankItems, collect
+from trunkline.dcp._node_reader import NodeReader, SavedStep, load_items
 from trunkline.dcp._node_save import ShardedSave
 from trunkline.dcp._reader import StorageReader
 from trunkline.dcp._run_ranks import RunRanks
@@ -64,7 +64,7 @@ class LocalCheckpointer(Checkpointer):
         ranks = RunRanks(process_group)
         if isinstance(volumes, Volume):
             volumes = [str(each) for each in volumes.directories]
-        self._nodes = _Nodes(
+        self._nodes = _ItemCheckpointer(
             directory,
             ranks=ranks,
             keep=keep,
@@ -92,7 +92,7 @@ class LocalCheckpointer(Checkpointer):
                 handle.wait_staged()
                 task.begin()
             finally:
-                handle.wait()  # its error has been seen then
+                handle.wait()  # also after an error: the task must not end before the save
 
         return Task(act)
 
@@ -146,8 +146,12 @@ def export(
     return nodes.export(step, check, write, on_progress)
 
 
-class _Nodes(PlainCheckpointer):
-    """The saves of all nodes, each of which has the items of its ranks."""
+class _ItemCheckpointer(PlainCheckpointer):
+    """The saves of all nodes, each of which has the items of its ranks.
+
+    It does all that trunkline.Checkpointer does for nodes. Its calls come from a Task, in a thread that no
+    signal handler interrupts, as do those of torch for other directories; it writes in a thread of its own.
+    """
 
     def __init__(self, directory: "str | os.PathLike[str]", *, ranks: RunRanks, **options: Any) -> None:
         self._run_ranks = ranks
@@ -159,14 +163,14 @@ class _Nodes(PlainCheckpointer):
         """How many of the last checkpoints are kept; None: all."""
         return self._context.keep
 
-    def collect(self, call: str, prepared: Callable[[], dict[str, Any]], planner: Any) -> Collected:
+    def collect(self, call: str, prepared: Callable[[], dict[str, Any]], planner: Any) -> RankItems:
         """Return what this rank saves of a state. Collective; raises RankError for errors of other ranks."""
 
-        def work(exchange: Exchange | None) -> Collected:
+        def work(exchange: Exchange | None) -> RankItems:
             in_memory = bool(self._context.kept_by)  # for sending copies
             return collect(exchange, prepared(), planner, in_memory=in_memory)
 
-        collected: Collected = self._collective(call, lambda: self._context.together(call, _NOT_SAVED, work))
+        collected: RankItems = self._collective(call, lambda: self._context.together(call, _NOT_SAVED, work))
         return collected
 
     def load_into(self, state: dict[str, Any], step: int | None, planner: Any) -> int:
@@ -185,7 +189,7 @@ class _Nodes(PlainCheckpointer):
     def _make_job(
         self, step: int, state: Any, metrics: dict[str, float], stage_all: bool, exchange: Exchange | None
     ) -> StepSave:
-        assert isinstance(state, Collected)
+        assert isinstance(state, RankItems)
         self._has_saved = True
         return ShardedSave(self._run_ranks.group, step, state, metrics, self._context, stage_all, exchange)
 
@@ -224,7 +228,7 @@ class _Loading(LocalLoading):
         None: return all of it on rank 0, and nothing on the others.
         """
         whole = self.whole_of(exchange, save, list(chain(*there.values())))
-        reader = NodeReader(self._context, Saved(save, whole, there), exchange, self._group)
+        reader = NodeReader(self._context, SavedStep(save, whole, there), exchange, self._group)
         metadata = reader.read_metadata()
         if into is not None:
             load_items(reader, metadata, exchange, *into)

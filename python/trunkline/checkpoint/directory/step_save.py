@@ -199,7 +199,7 @@ class StepSave:
             self._described = [shard_files.TensorRecord.of(name, tensor) for name, tensor in tensors.items()]
         # In this thread, whose current CUDA stream orders the copies.
         self._tensors = [contiguous(tensor) if tensor.is_cuda else tensor for tensor in tensors.values()]
-        skeleton, names, place_of = self._skeleton, list(tensors), self._place_of
+        skeleton, names, place_of = self._skeleton, list(tensors), self._shown_name
         with GcPause():
             self._sources: Sources | None = Sources(
                 [tensor.untyped_storage() for tensor in self._tensors],
@@ -227,7 +227,7 @@ class StepSave:
         return flatten_with_features(state)
 
     @staticmethod
-    def _place_of(skeleton: Any, name: str) -> str | None:
+    def _shown_name(skeleton: Any, name: str) -> str | None:
         """Return what errors call a tensor."""
         return place_of_tensor(skeleton, name)
 

@@ -14,13 +14,14 @@ from trunkline.checkpoint.directory.local_save import LocalContext
 from trunkline.checkpoint.ranks.group import Exchange
 from trunkline.checkpoint.ranks.outcomes import combine
 
-SLICE_BYTES = 16 << 20  # of what parcels should be at most
-_ROUND_BYTES = 32 << 20  # that each rank sends before the checksums are compared, unless one parcel is larger
+SLICE_BYTES = 16 << 20  # what a transfer should have at most
+# What each rank sends before the checksums are compared: so many bytes (more if one transfer is larger), and
+# so many transfers.
+_ROUND_BYTES = 32 << 20
+_ROUND_TRANSFERS = 8192
 
-_ROUND_PARCELS = 8192
 
-
-class Parcel(NamedTuple):
+class Transfer(NamedTuple):
     """Bytes of one rank for another one."""
 
     sender: int
@@ -29,41 +30,41 @@ class Parcel(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The bytes of some parcels, by their numbers, and why the others of them cannot be read."""
+    """The bytes of some transfers, by their numbers, and why the others of them cannot be read."""
 
     memory: dict[int, torch.Tensor]
     failed: dict[int, OSError]
 
 
-def send_all(
+def run_transfers(
     ranks: Any,
-    parcels: Sequence[Parcel],
+    transfers: Sequence[Transfer],
     read: Callable[[list[int]], Batch],
     memory_for: Callable[[int], torch.Tensor],
-    take: Callable[[int, torch.Tensor], None],
+    on_arrival: Callable[[int, torch.Tensor], None],
 ) -> dict[int, OSError]:
-    """Send parcels, the same on all ranks, and compare checksums. Return what this rank could not read.
+    """Make transfers, the same on all ranks, and compare checksums. Return what this rank could not read.
 
-    read: called on the sender with the numbers of parcels, returns their bytes; other ranks learn which it
+    read: called on the sender with the numbers of transfers, returns their bytes; other ranks learn which it
     cannot read, and do not get these. memory_for: called on the receiver before, returns the memory for one,
-    and take: after it has arrived intact. All ranks raise if one of these raises an error, or if a rank does
-    not come.
+    and on_arrival: after it has arrived intact. All ranks raise if one of these raises an error, or if a rank
+    does not come.
     """
     failed: dict[int, OSError] = {}
     error: BaseException | None = None  # which the others learn of in the next round
-    for numbers in _rounds(parcels):
+    for numbers in _rounds(transfers):
         outgoing: dict[int, torch.Tensor] = {}
         incoming: dict[int, dict[int, torch.Tensor]] = {}
         unreadable: list[int] = []
         if error is None:
             try:
-                batch = read([each for each in numbers if parcels[each].sender == ranks.rank])
+                batch = read([each for each in numbers if transfers[each].sender == ranks.rank])
                 failed |= batch.failed
                 unreadable = sorted(batch.failed)
-                outgoing = _joined(parcels, batch.memory)
+                outgoing = _joined(transfers, batch.memory)
                 for each in numbers:
-                    if parcels[each].receiver == ranks.rank:
-                        incoming.setdefault(parcels[each].sender, {})[each] = memory_for(each)
+                    if transfers[each].receiver == ranks.rank:
+                        incoming.setdefault(transfers[each].sender, {})[each] = memory_for(each)
             except BaseException as other:
                 error = other
         own = {receiver: crc32c(memory) for receiver, memory in outgoing.items()}
@@ -83,18 +84,18 @@ def send_all(
                     raise Error(None, f"bytes from rank {sender} arrived damaged")
                 _split(arrived, list(incoming[sender].values()))
                 for each, part in incoming[sender].items():
-                    take(each, part)
+                    on_arrival(each, part)
         except BaseException as other:
             error = other
     agree(ranks, error)
     return failed
 
 
-def _joined(parcels: Sequence[Parcel], memory: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Return what each receiver gets: its parcels one after the other."""
+def _joined(transfers: Sequence[Transfer], memory: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Return what each receiver gets: its transfers one after the other."""
     of_receiver: dict[int, list[torch.Tensor]] = {}
     for each in sorted(memory):
-        of_receiver.setdefault(parcels[each].receiver, []).append(memory[each])
+        of_receiver.setdefault(transfers[each].receiver, []).append(memory[each])
     return {
         receiver: several[0] if len(several) == 1 else torch.cat(several)
         for receiver, several in of_receiver.items()
@@ -114,23 +115,26 @@ def _split(memory: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
         begin += each.numel()
 
 
-class Network(NamedTuple):
-    """How the ranks of a call reach each other: exchange: by messages, with heartbeats; group: for bytes."""
+class Transport(NamedTuple):
+    """How the ranks of a call reach each other.
+
+    exchange: for messages, with heartbeats; group: returns the process group, for bytes.
+    """
 
     context: LocalContext
     exchange: Exchange | None
     group: Callable[[], Any]
 
-    def send_all(
+    def run_transfers(
         self,
         topic: str,
-        parcels: Sequence[Parcel],
+        transfers: Sequence[Transfer],
         read: Callable[[list[int]], Batch],
         memory_for: Callable[[int], torch.Tensor],
-        take: Callable[[int, torch.Tensor], None],
+        on_arrival: Callable[[int, torch.Tensor], None],
         but: str,
     ) -> dict[int, OSError]:
-        """Do what send_all() does. Where a rank dies meanwhile, all others raise RankError, which names it.
+        """Do what run_transfers() does. If a rank dies meanwhile, all others raise RankError, which names it.
 
         The process group only knows that one does not answer; the heartbeats of the exchange tell which.
         """
@@ -142,7 +146,7 @@ class Network(NamedTuple):
         try:
             ranks = ReadingRanks(self.group(), None if seconds is None else timedelta(seconds=seconds))
             try:
-                failed = send_all(ranks, parcels, read, memory_for, take)
+                failed = run_transfers(ranks, transfers, read, memory_for, on_arrival)
             finally:
                 ranks.close()
         except RankError as error:
@@ -152,21 +156,21 @@ class Network(NamedTuple):
         return failed
 
 
-def _rounds(parcels: Sequence[Parcel]) -> Iterator[list[int]]:
-    """Yield the numbers of parcels that are on their way at a time: of each sender some."""
+def _rounds(transfers: Sequence[Transfer]) -> Iterator[list[int]]:
+    """Yield the numbers of transfers that are on their way at a time: of each sender some."""
     waiting: dict[int, list[int]] = {}
-    for number in reversed(range(len(parcels))):
-        waiting.setdefault(parcels[number].sender, []).append(number)
+    for number in reversed(range(len(transfers))):
+        waiting.setdefault(transfers[number].sender, []).append(number)
     while waiting:
         batch: list[int] = []
         for sender in sorted(waiting):
             queue, nbytes = waiting[sender], 0
             first = len(batch)
-            while queue and (nbytes == 0 or nbytes + parcels[queue[-1]].nbytes <= _ROUND_BYTES):
-                if len(batch) - first == _ROUND_PARCELS:
+            while queue and (nbytes == 0 or nbytes + transfers[queue[-1]].nbytes <= _ROUND_BYTES):
+                if len(batch) - first == _ROUND_TRANSFERS:
                     break
                 batch.append(queue.pop())
-                nbytes += parcels[batch[-1]].nbytes
+                nbytes += transfers[batch[-1]].nbytes
             if not queue:
                 del waiting[sender]
         yield sorted(batch)
