@@ -69,7 +69,7 @@ def test_the_training_with_fsdp_continues_whatever_its_length(tmp_path: Path) ->
     """A shorter second run must not replace steps of the first: the newest would then be an older run's."""
     torch = pytest.importorskip("torch")
     dcp = pytest.importorskip("torch.distributed.checkpoint")
-    [(place, code)] = [(place, code) for place, code in BLOCKS if "fully_shard" in code]
+    [(place, code)] = [(place, code) for place, code in BLOCKS if '"fsdp-run"' in code]
     for length in (4, 2):
         assert code.count("first + 3") == 1
         assert code.count("keep=3") == 1

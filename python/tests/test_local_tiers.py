@@ -1,5 +1,6 @@
 """Tiers of nodes with disks of their own: Checkpointer(..., local=True, tiers=...)."""
 
+import json
 import os
 import random
 import shutil
@@ -18,7 +19,10 @@ from test_local_checkpoints import directories, open_all, state
 from test_local_copies import damage, shards_of
 
 import trunkline as tl
+from trunkline.checkpoint.directory import node_tiers
 from trunkline.checkpoint.directory.node_drain import ShareCopy
+from trunkline.checkpoint.tiers import origin
+from trunkline.checkpoint.tiers.plan import Commit
 from trunkline.checkpoint.tiers.shard_copier import ShardCopier
 from trunkline.checkpoint.tiers.staged_shares import FOLDER, StagedShares
 
@@ -773,3 +777,46 @@ def test_kills_at_any_moment(tmp_path: Path, seed: int) -> None:
         assert steps[-1] == last
         assert len(steps) <= keep
     check_tier(tier, steps)
+
+
+def test_a_tier_is_made_while_the_nodes_look(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By the thread that copies: rank 0 may have looked before, and another node afterwards."""
+    made = tl.Checkpointer(tmp_path / "run", local=True, tiers=[tl.Tier(tmp_path / "tier")])
+    made.save(1, {"weight": torch.zeros(3)}, block=True)
+    made.wait_drained()
+    tiers = made._context.node_tiers  # type: ignore[attr-defined]
+    [seen] = tiers.seen()
+    tiers.check_same([[""], [seen]], ["0", "1"])
+    monkeypatch.setattr(node_tiers, "id_of", lambda directory: "")
+    with pytest.raises(tl.Error, match="the node of rank 0 sees nothing where node 1 sees a tier"):
+        tiers.check_same([[""], [seen]], ["0", "1"])
+
+
+def test_the_record_of_a_tier_is_replaced_while_it_is_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By the thread that copies, for a run that has gone on: it must not look like another one's."""
+    options: dict[str, Any] = {"local": True, "tiers": [tl.Tier(tmp_path / "tier")]}
+    made = tl.Checkpointer(tmp_path / "run", **options)
+    made.save(1, {"weight": torch.zeros(3)}, block=True)
+    made.wait_drained()
+    origin_file = tmp_path / "tier" / origin.NAME
+    before = origin_file.read_bytes()
+    again = tl.Checkpointer(tmp_path / "run", **options)
+    again.load()  # a new branch
+    again.save(2, {"weight": torch.zeros(3)}, block=True)
+    again.wait_drained()
+    after = origin_file.read_bytes()
+    assert json.loads(before)["ids"] != json.loads(after)["ids"]
+    origin_file.write_bytes(before)
+    read = origin._read_file
+
+    def replaced(directory: str) -> Any:
+        found = read(directory)
+        origin_file.write_bytes(after)
+        return found
+
+    monkeypatch.setattr(origin, "_read_file", replaced)
+    monkeypatch.setattr(node_tiers, "committed_in", lambda directory: {Commit(1, 1)})
+    [[save]] = again._context.node_tiers.saves_in_tiers()  # type: ignore[attr-defined]
+    assert save.nodes

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Protocol
 
-from trunkline._errors import Corrupt, reword
+from trunkline._errors import Corrupt, Format, reword
 from trunkline._export.exported import Exported
 from trunkline._export.lazy_state import LazyState, at_key
 from trunkline._export.placeholders import Placeholders
@@ -11,7 +11,7 @@ from trunkline._formats.node_names import is_node_directory
 from trunkline._progress import progress_to
 from trunkline.checkpoint.directory.local_checkpointer import LocalCheckpointer
 from trunkline.checkpoint.directory.local_load import no_progress
-from trunkline.checkpoint.directory.sharded import Sharded
+from trunkline.checkpoint.directory.sharded import says_sharded
 from trunkline.checkpoint.directory.shards import WHAT_TO_LOAD
 from trunkline.checkpoint.state.tree import flatten
 
@@ -54,7 +54,9 @@ def export_from_nodes(directory: str, step: int | None, key: str | None, target:
         try:
             try:
                 done = LocalCheckpointer(directory, keep=None).export(step, check, write, on_progress)
-            except Sharded:
+            except Format as error:
+                if not says_sharded(error):
+                    raise
                 from trunkline.dcp import local_checkpointer as sharded
 
                 done = sharded.export(directory, step, key, check, write, on_progress)

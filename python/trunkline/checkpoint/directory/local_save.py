@@ -4,6 +4,7 @@ The steps are those of nodes/agreement.py. The first rank of each node locks the
 writes its record and manifest; all ranks of the node write its share.
 """
 
+import errno
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -110,9 +111,9 @@ def refusal(context: LocalContext, problem: Mapping[str, str], doing: str) -> Ex
     """Make the error for what the coordinator has refused."""
     text = f"{doing}: {problem['text']}"
     if problem["kind"] == "exists":
-        return FileExistsError(17, text, context.directory)
+        return exception_of("system", errno.EEXIST, text, context.directory)
     if problem["kind"] == "missing":
-        return exception_of("system", 2, text, context.directory)
+        return exception_of("system", errno.ENOENT, text, context.directory)
     if problem["kind"] == "latest":
         return Unsupported(None, text, context.directory)
     if problem["kind"] == "damaged":

@@ -31,7 +31,13 @@ from trunkline.checkpoint.nodes.run import branches_of, goes_on_from, loadable_s
 from trunkline.checkpoint.tiers.drain import DrainStatus, raise_failures
 from trunkline.checkpoint.tiers.hung import read_beside
 from trunkline.checkpoint.tiers.listing import committed_in, id_of, last_number_in
-from trunkline.checkpoint.tiers.origin import NAME, identity_of, origins_of, saves_of, write_origins
+from trunkline.checkpoint.tiers.origin import (
+    NAME,
+    identity_of,
+    origins_and_saves_of,
+    origins_of,
+    write_origins,
+)
 from trunkline.checkpoint.tiers.plan import Commit
 from trunkline.checkpoint.tiers.tier import Tier, about_missing_tier, missing_tier
 from trunkline.checkpoint.tiers.tiers import named_steps
@@ -157,6 +163,8 @@ class NodeTiers:
         """Raise Error unless all nodes see the same directories. seen: by each node; nodes: their ids."""
         for index, directory in enumerate(self._directories):
             ids = [each[index] for each in seen]
+            if not ids[0] and any(ids):  # this node may have made it since it looked
+                ids[0] = id_of(directory)
             for node, found in zip(nodes, ids, strict=True):
                 if found != ids[0] and found:
                     what = "another directory" if ids[0] else "nothing"
@@ -247,14 +255,16 @@ class NodeTiers:
         there = committed_in(directory)
         if not there:
             return []
+        # Read at once: the thread that copies may replace the file between two readings.
+        origins, saves = origins_and_saves_of(directory)
         with wrong_values_named(f"{directory}/{NAME}"):
-            recorded = [entry_of(each) for each in saves_of(directory)]
+            recorded = [entry_of(each) for each in saves]
         # The last on record may not be there: it is put on record before it is committed.
         found = [each for each in recorded if Commit(each.step, each.number) in there]
         found.sort(key=lambda each: each.number)
         last = max(there, key=lambda each: each.number)
         is_of_nodes = found and Commit(found[-1].step, found[-1].number) == last
-        if is_of_nodes and origins_of(directory)[-1:] == [f"{_PREFIX}{recorded[-1].branch}"]:
+        if is_of_nodes and origins[-1:] == [f"{_PREFIX}{recorded[-1].branch}"]:
             return found
         return _saves_of_directory(directory, there)
 

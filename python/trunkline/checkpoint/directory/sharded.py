@@ -10,10 +10,6 @@ from trunkline._errors import Format
 _KEY = "parts of a sharded state"
 
 
-class Sharded(Format):
-    """The state is sharded: only trunkline.dcp loads it."""
-
-
 def as_state(parts: Any) -> dict[str, Any]:
     """Return what such a checkpoint has as its state. parts: what trunkline.dcp needs to know."""
     return {_KEY: parts}
@@ -25,10 +21,18 @@ def parts_in(state: Any) -> Any:
 
 
 def check_is_whole(state: Any, where: str) -> None:
-    """Raise Sharded unless it is an ordinary state."""
-    if parts_in(state) is not None:
-        raise Sharded(
-            None,
-            f"{where} was saved with trunkline.dcp.Checkpointer(..., local=True), by each rank what it has "
-            "of the state; load it with trunkline.dcp",
-        )
+    """Raise Format unless it is an ordinary state."""
+    if parts_in(state) is None:
+        return
+    error = Format(
+        None,
+        f"{where} was saved with trunkline.dcp.Checkpointer(..., local=True), by each rank what it has of "
+        "the state; load it with trunkline.dcp",
+    )
+    error.is_of_sharded_state = True  # type: ignore[attr-defined]
+    raise error
+
+
+def says_sharded(error: Format) -> bool:
+    """Whether an error is that of check_is_whole()."""
+    return getattr(error, "is_of_sharded_state", False)

@@ -46,20 +46,24 @@ def is_damaged(directory: str) -> bool:
     return not _read(directory, missing=["no file"])
 
 
-def saves_of(directory: str) -> list[Any]:
-    """Return what write_origins() has recorded of the saves in the tier; empty if nothing is known."""
+def origins_and_saves_of(directory: str) -> tuple[list[str], list[Any]]:
+    """Return the ids, and what write_origins() has recorded of the saves, of one moment; empty: not known."""
     with suppress(FileNotFoundError, NotADirectoryError):
-        found = (_read_file(directory) or {}).get("saves")
-        return found if isinstance(found, list) else []
-    return []
+        about = _read_file(directory)
+        saves = (about or {}).get("saves")
+        return _ids_in(about) or [], saves if isinstance(saves, list) else []
+    return [], []
 
 
 def _read(directory: str, missing: list[str] | None = None) -> list[str] | None:
     """Return the ids; None if the file cannot be understood, `missing` if there is none."""
     try:
-        about = _read_file(directory)
+        return _ids_in(_read_file(directory))
     except (FileNotFoundError, NotADirectoryError):
         return missing
+
+
+def _ids_in(about: dict[str, Any] | None) -> list[str] | None:
     found = None if about is None else about.get("ids")
     return found if isinstance(found, list) and all(isinstance(each, str) for each in found) else None
 
