@@ -33,11 +33,11 @@ from trunkline._tensor_io.memory import CPU, empty_bytes
 from trunkline._tensor_io.partly_filled import partly_filled
 from trunkline._tensor_io.tensors import bytes_of
 from trunkline._warnings import caller, warn_without_failing
-from trunkline.checkpoint.directory.local_load import share_of_save
+from trunkline.checkpoint.directory.local_load import raise_failure, share_of_save
 from trunkline.checkpoint.directory.local_save import LocalContext, pieces_kept_by
 from trunkline.checkpoint.nodes.agreement import Entry
 from trunkline.checkpoint.nodes.copies import Reader, choose_readers, readers_of, shares_of
-from trunkline.checkpoint.ranks.group import Exchange, rank_error
+from trunkline.checkpoint.ranks.group import Exchange
 from trunkline.checkpoint.ranks.outcomes import combine, scatter
 from trunkline.dcp._manifest import bytes_of_checksums
 from trunkline.dcp._node_items import items_in, metadata_in, packed, stored_items, unpacked
@@ -201,8 +201,8 @@ class NodeReader(StorageReader):
                 if part in lost:
                     raise error
                 warn_without_failing(f"{error}. It is read on another node that has a copy", caller())
-            for rank, text in lost.values():
-                raise rank_error(rank, f"rank {rank} failed to read its part: {text}")
+            if lost:
+                raise_failure([dict(lost.values()).get(rank) for rank in range(len(everyone))], None)
         for each in requests:
             if id(each) in self._shared:
                 self._shared[id(each)].hand_over(planner)

@@ -2,8 +2,8 @@
 
 The ranks talk to each other in this order; on each line, the message of the step as exchanges name it:
 
-  1. in an exchange of its own, before the save (_node_items.py): each learns which items are its own,
-     "plans", and that all ranks have theirs, "collected"
+  1. in a separate exchange before the save (_node_items.py): each rank learns which items it saves, "plans",
+     and that all ranks have theirs, "collected"
   2. in the exchange of the save (local_save.py): "entries", "volumes"
   3. all learn of the items of all, "items"; with copies: "memory for copies", the bytes of the copies over
      the process group, "copies"
@@ -25,11 +25,10 @@ from trunkline.checkpoint.directory import shards as shard_files
 from trunkline.checkpoint.directory.local_save import LocalSave
 from trunkline.checkpoint.directory.shares import Piece
 from trunkline.checkpoint.nodes.copies import shares_kept_by
-from trunkline.checkpoint.ranks.outcomes import combine
+from trunkline.checkpoint.ranks.outcomes import NOT_SAVED, combine
 from trunkline.dcp._node_items import Item, RankItems, packed, state_of, unpacked
+from trunkline.dcp._shard_layout import spread_sizes
 from trunkline.dcp._transfers import SLICE_BYTES, Batch, Transfer, Transport
-
-_NOT_SAVED = "the checkpoint was not saved"
 
 
 class ShardedSave(LocalSave):
@@ -93,17 +92,10 @@ class ShardedSave(LocalSave):
                 self._tensors.append(tensors[number] if rank == self._context.ranks.rank else nothing)
 
     def _lay_out_items(self, items: Sequence[int], writer: int, volumes: int) -> None:
-        """Spread items over the volumes: the largest first, each to where there are the fewest bytes."""
-        used = [0] * volumes
-        parts: list[list[int]] = [[] for _ in range(volumes)]
-        for number in sorted(items, key=lambda number: -self._described[number].nbytes):
-            volume = used.index(min(used))
-            parts[volume].append(number)
-            used[volume] += self._described[number].nbytes
-        for volume, part in enumerate(parts):
+        sizes = [self._described[number].nbytes for number in items]
+        for volume, part in enumerate(spread_sizes(sizes, volumes)):
             if part:
-                pieces = [Piece(number, 0, self._described[number].nbytes) for number in sorted(part)]
-                self._add_shards(pieces, writer, volume)
+                self._add_shards([Piece(items[at], 0, sizes[at]) for at in part], writer, volume)
 
     def _get_copies(self) -> None:
         """Send the items of this rank to the nodes that keep copies, and get those that this rank writes."""
@@ -141,7 +133,7 @@ class ShardedSave(LocalSave):
             read,
             memory_for,
             lambda number, arrived: None,
-            _NOT_SAVED,
+            NOT_SAVED,
         )
         for items, arrived in zip(kept, memory, strict=True):
             if arrived is not None:

@@ -1,7 +1,7 @@
 """How the items that a rank saves are divided among data files, and laid out in them."""
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,14 +89,23 @@ def plain_tensor(name: str, data: Any) -> torch.Tensor:
 
 
 def spread(group: list[ItemBytes], count: int, first: int) -> list[list[ItemBytes]]:
-    """Distribute by bytes: the largest first, each to the file with the fewest; ties begin with `first`."""
+    """Distribute items as spread_sizes() does."""
+    shares = spread_sizes([part.nbytes for part in group], count, first)
+    return [[group[number] for number in share] for share in shares]
+
+
+def spread_sizes(sizes: Sequence[int], count: int, first: int = 0) -> list[list[int]]:
+    """Distribute by bytes: the largest first, each to the file with the fewest; ties begin with `first`.
+
+    Returns the indexes of the sizes, ascending, for each file.
+    """
     shares: list[list[int]] = [[] for _ in range(count)]
     loads = [0] * count
-    for number in sorted(range(len(group)), key=lambda number: -group[number].nbytes):
+    for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
         least = min(range(count), key=lambda at: (loads[at], (at - first) % count))
         shares[least].append(number)
-        loads[least] += group[number].nbytes
-    return [[group[number] for number in sorted(share)] for share in shares]
+        loads[least] += sizes[number]
+    return [sorted(share) for share in shares]
 
 
 def lay_out(share: list[ItemBytes]) -> tuple[int, list[int]]:

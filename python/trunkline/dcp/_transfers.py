@@ -136,7 +136,7 @@ class Transport(NamedTuple):
     ) -> dict[int, OSError]:
         """Do what run_transfers() does. If a rank dies meanwhile, all others raise RankError, which names it.
 
-        The process group only knows that one does not answer; the heartbeats of the exchange tell which.
+        The process group only reports that some rank does not answer; heartbeats in the exchange show which.
         """
         from trunkline.checkpoint.reading_ranks import ReadingRanks
 

@@ -19,7 +19,7 @@ from trunkline.checkpoint.directory.part import Wanted
 from trunkline.checkpoint.directory.step_save import StepSave
 from trunkline.checkpoint.nodes.agreement import Entry
 from trunkline.checkpoint.ranks.group import Exchange
-from trunkline.checkpoint.ranks.outcomes import combine
+from trunkline.checkpoint.ranks.outcomes import NOT_SAVED, combine
 from trunkline.checkpoint.tiers.drain import DrainStatus
 from trunkline.checkpoint.tiers.tier import Tier
 from trunkline.dcp import running_saves
@@ -33,7 +33,6 @@ from trunkline.dcp._task import Task
 from trunkline.dcp._whole_state import WholePlanner, empty_state, nested_state
 
 _BUT = "nothing was loaded"
-_NOT_SAVED = "the checkpoint was not saved"
 
 
 class LocalCheckpointer(Checkpointer):
@@ -149,8 +148,8 @@ def export(
 class _ItemCheckpointer(PlainCheckpointer):
     """The saves of all nodes, each of which has the items of its ranks.
 
-    It does all that trunkline.Checkpointer does for nodes. Its calls come from a Task, in a thread that no
-    signal handler interrupts, as do those of torch for other directories; it writes in a thread of its own.
+    It does all that trunkline.Checkpointer does for nodes. It is called from the thread of a Task, which no
+    signal handler interrupts, just as torch is for other directories. Another thread writes.
     """
 
     def __init__(self, directory: "str | os.PathLike[str]", *, ranks: RunRanks, **options: Any) -> None:
@@ -170,7 +169,7 @@ class _ItemCheckpointer(PlainCheckpointer):
             in_memory = bool(self._context.kept_by)  # for sending copies
             return collect(exchange, prepared(), planner, in_memory=in_memory)
 
-        collected: RankItems = self._collective(call, lambda: self._context.together(call, _NOT_SAVED, work))
+        collected: RankItems = self._collective(call, lambda: self._context.together(call, NOT_SAVED, work))
         return collected
 
     def load_into(self, state: dict[str, Any], step: int | None, planner: Any) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 from trunkline._errors import Cancelled, Error, RankError
 from trunkline.checkpoint.ranks.group import Exchange, rank_error
 
-_NOT_SAVED = "the checkpoint was not saved"
+NOT_SAVED = "the checkpoint was not saved"
 
 
 def publish_result(exchange: Exchange, topic: str, make: Callable[[], Any]) -> Any:
@@ -84,14 +84,14 @@ def together(exchange: Exchange, work: Callable[[], Any]) -> Any:
         raise
 
 
-def join(exchange: Exchange, but: str = _NOT_SAVED) -> None:
+def join(exchange: Exchange, but: str = NOT_SAVED) -> None:
     """Wait, on a rank other than 0, until all ranks are in this call; `but`: as for await_result()."""
     failure = exchange.meet()
     if failure is not None:
         raise _failed_elsewhere(failure, but)
 
 
-def await_result(exchange: Exchange, topic: str, but: str = _NOT_SAVED) -> Any:
+def await_result(exchange: Exchange, topic: str, but: str = NOT_SAVED) -> Any:
     """Wait for the result of rank 0; `but`: the beginning of the message if that failed."""
     outcome = exchange.read(topic, 0)
     if "error" in outcome:
@@ -100,7 +100,7 @@ def await_result(exchange: Exchange, topic: str, but: str = _NOT_SAVED) -> Any:
 
 
 def combine(
-    exchange: Exchange | None, topic: str, value: Any, make: Callable[[list[Any]], Any], but: str = _NOT_SAVED
+    exchange: Exchange | None, topic: str, value: Any, make: Callable[[list[Any]], Any], but: str = NOT_SAVED
 ) -> Any:
     """Return, on all ranks, what rank 0 makes of the values of all: make(values), as JSON.
 
@@ -129,7 +129,7 @@ def scatter(
     topic: str,
     value: Any,
     make: Callable[[list[Any]], list[Any]],
-    but: str = _NOT_SAVED,
+    but: str = NOT_SAVED,
 ) -> Any:
     """Return, on each rank, its own one of the values that rank 0 makes of those of all, as JSON."""
     if exchange is None:
@@ -143,7 +143,7 @@ def scatter(
     return exchange.read(f"{topic}, for rank {exchange.rank}", 0)
 
 
-def _failed_elsewhere(outcome: dict[str, Any], but: str = _NOT_SAVED) -> Error:
+def _failed_elsewhere(outcome: dict[str, Any], but: str = NOT_SAVED) -> Error:
     rank, why = outcome["rank"], outcome["error"]
     named = why if why.startswith((f"rank {rank} ", f"rank {rank}: ")) else f"rank {rank}: {why}"
     # A rank that passes on the error of another has put `but` before it.
